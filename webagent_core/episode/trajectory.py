@@ -1,0 +1,66 @@
+"""What an episode leaves behind: its steps, how it ended, and whether it may be learned from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from webagent_core.episode.actions import Action
+
+
+class ExitStatus(StrEnum):
+    """How an episode ended. The vocabulary is fixed: every part of the project and every report uses these words."""
+
+    ANSWERED = "answered"  # the policy ended it: by stop(...) or by an action with which the task itself ends
+    STEP_LIMIT = "step_limit"
+    FORMAT_ERROR = "format_error"  # too many responses in a row held no action
+    CONTEXT_OVERFLOW = "context_overflow"
+    TASK_TIMEOUT = "task_timeout"  # wall clock; a policy can cause it, so its reward stands
+    ENV_ERROR = "env_error"
+    JUDGE_ERROR = "judge_error"
+    CANCELLED = "cancelled"
+
+
+# Ends that no policy can have caused. A trajectory with one of them says nothing about the policy: it leaves group
+# statistics, loss, denominators and success metrics, and is only counted.
+NOT_THE_POLICY = frozenset({ExitStatus.ENV_ERROR, ExitStatus.JUDGE_ERROR, ExitStatus.CANCELLED})
+
+
+@dataclass
+class Step:
+    """One model call and the action that followed."""
+
+    url: str
+    observation: str  # the page as text, before the action
+    messages: list[dict]  # the chat the policy was given: [{"role": ..., "content": ...}, ...]
+    response: str = ""
+    action: Action | None = None  # None: the response held no action
+    error: str | None = None  # why there was no action, or what the page answered to one that could not be done
+    screenshot: bytes | None = None  # JPEG of the page before the action
+    prompt_ids: list[int] = field(default_factory=list)  # exactly the tokens the policy was given ...
+    response_ids: list[int] = field(default_factory=list)  # ... and gave back, never re-tokenised
+
+
+@dataclass
+class Trajectory:
+    """The steps of one attempt at one task."""
+
+    task: str  # name of the task, e.g. "miniwob/click-button"
+    seed: int  # seed of the page
+    group: str  # attempts with the same group are compared with one another
+    goal: str = ""
+    steps: list[Step] = field(default_factory=list)
+    exit_status: ExitStatus | None = None  # None while it runs
+    reward: float | None = None  # None: not scored
+    answer: str | None = None  # text of stop("...")
+    detail: str = ""  # for people: the error behind an env_error, the page's own reason for a failure
+    seconds: float = 0.0
+
+    @property
+    def valid(self) -> bool:
+        """Whether the reward says something about the policy (see `NOT_THE_POLICY`)."""
+        return self.exit_status is not None and self.exit_status not in NOT_THE_POLICY and self.reward is not None
+
+    @property
+    def success(self) -> bool:
+        return self.valid and self.reward is not None and self.reward >= 1.0
