@@ -1,0 +1,160 @@
+"""What every objective takes and gives: facts about trajectories in, a plan for their rows out, then a loss over rows.
+
+The two halves are apart because a trainer needs them at different times. Statistics (group baselines, denominators)
+look at a whole batch of trajectories, once. The loss looks at rows of log-probabilities, and may be taken over any
+subset of them: everything that depends on the batch already sits in each row's advantage and coefficient, so the
+losses of micro-batches add up to the loss of the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TrajectoryFacts:
+    """What the statistics need to know of one trajectory. Steps are in the order in which they were played."""
+
+    group: str
+    reward: float | None  # None: never scored, so the trajectory is not valid
+    valid: bool
+    tokens: Sequence[int]  # loss tokens m of each step; its length is the number of steps T
+    repeats_next: Sequence[bool] | None = None  # per step: the next screenshot equals this one (WebGym)
+    values: Sequence[Tensor] | None = None  # per step: the critic's values at its m loss tokens, or one for the state
+    advantages: Sequence[float | Tensor] | None = None  # per step: replaces the estimator; a tensor has m entries
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """What the loss needs to know of one step: how good it was and how much its tokens weigh in the batch."""
+
+    advantage: float | Tensor  # a tensor has one entry per loss token
+    coefficient: float  # 0.0: the row is not part of the loss and needs no forward pass
+
+
+@dataclass(frozen=True)
+class TrajectoryPlan:
+    """`advantage` is one float, or one entry per step where the method (or the caller) tells steps or tokens apart."""
+
+    advantage: float | list[float | Tensor]
+    rows: list[RowPlan]
+    dropped: str | None = None  # why it left the batch: "invalid", "lone" (no one to compare with) or "flat"
+
+    @property
+    def kept(self) -> bool:
+        return self.dropped is None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One optimizer step's trajectories, in the order in which they were given."""
+
+    trajectories: list[TrajectoryPlan]
+
+    @property
+    def rows(self) -> list[RowPlan]:
+        """Every step of every trajectory, in order, rows with coefficient 0 included."""
+        return [row for trajectory in self.trajectories for row in trajectory.rows]
+
+
+@dataclass
+class RowTensors:
+    """M rows padded to L tokens. Whatever stands where `mask` is 0, NaN included, touches neither loss nor gradient.
+
+    The log-probabilities are (M, L): `logp` of the policy in training; `old_logp` of the policy at the start of the
+    update (None: this is the first pass, it equals `logp`); `prox_logp` and `behave_logp` of decoupled objectives;
+    `ref_logp` of the reference model. `advantage` is (M,) or (M, L), `coefficient` (M,).
+    """
+
+    logp: Tensor
+    mask: Tensor
+    advantage: Tensor
+    coefficient: Tensor
+    old_logp: Tensor | None = None
+    prox_logp: Tensor | None = None
+    behave_logp: Tensor | None = None
+    ref_logp: Tensor | None = None
+
+    def clean(self) -> RowTensors:
+        """The same rows with zeros wherever the loss must not look, in the dtype of `logp`, advantage as (M, L)."""
+        live = self.mask.bool() & (self.coefficient != 0).unsqueeze(-1)
+        advantage = self.advantage if self.advantage.dim() == 2 else self.advantage.unsqueeze(-1).expand_as(self.logp)
+
+        def cleaned(tensor: Tensor) -> Tensor:
+            return torch.where(live, tensor.to(self.logp), self.logp.new_zeros(()))
+
+        logps = {
+            f.name: cleaned(getattr(self, f.name))
+            for f in fields(self)
+            if f.name.endswith("logp") and getattr(self, f.name) is not None
+        }
+        return type(self)(
+            mask=live, advantage=cleaned(advantage), coefficient=self.coefficient.to(self.logp), **logps
+        )
+
+
+class Metric(NamedTuple):
+    """A detached sum and how many things it is a sum of, so that micro-batches can be averaged without bias."""
+
+    sum: Tensor
+    count: Tensor
+
+
+@dataclass
+class LossOutput:
+    loss: Tensor  # scalar; the batch's loss is the sum of its micro-batches' losses
+    metrics: dict[str, Metric] = field(default_factory=dict)
+
+
+def average_metrics(outputs: Iterable[dict[str, Metric]]) -> dict[str, float]:
+    """The mean of each metric over all micro-batches; a metric that nothing counted towards is left out."""
+    totals: dict[str, list[float]] = {}
+    for metrics in outputs:
+        for name, metric in metrics.items():
+            total = totals.setdefault(name, [0.0, 0.0])
+            total[0] += float(metric.sum)
+            total[1] += float(metric.count)
+    return {name: total / count for name, (total, count) in totals.items() if count}
+
+
+class Objective(BaseModel):
+    """A method's loss. Fields are its hyperparameters; their defaults are the paper's (`preset="paper"`)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    name: ClassVar[str]
+    # Hyperparameters in which the authors' code departs from the defaults; None where there is no public code.
+    released: ClassVar[dict[str, Any] | None] = None
+    inputs: ClassVar[tuple[str, ...]] = ("trajectories",)  # what `evaluate` takes: trajectories, responses or pairs
+
+    @property
+    def required_logps(self) -> dict[str, str]:
+        """The `RowTensors` log-probabilities, beside `logp`, without which there is no loss, each with the reason."""
+        return {}
+
+    @property
+    def uses_reference(self) -> bool:
+        return "ref_logp" in self.required_logps
+
+    @property
+    def uses_critic(self) -> bool:
+        return False
+
+    def plan(self, facts: Sequence[TrajectoryFacts]) -> Plan:
+        """Advantages and coefficients of a whole optimizer step."""
+        raise NotImplementedError(f"{self.name} is not trained on trajectories")
+
+    def loss(self, rows: RowTensors) -> LossOutput:
+        """The sum over `rows` of coefficient * sum over loss tokens of the method's token loss."""
+        raise NotImplementedError(f"{self.name} is not trained on rows")
+
+    def require_logps(self, rows: RowTensors) -> None:
+        for name, why in self.required_logps.items():
+            if getattr(rows, name) is None:
+                raise ValueError(f"{self.name}: {name} is missing: {why}")
