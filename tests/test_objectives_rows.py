@@ -72,10 +72,9 @@ def test_garbage_under_the_mask_and_in_rows_left_out_touches_nothing(batch):
     for garbage in (0.0, math.nan, math.inf, -math.inf):
         fill = masks.clone()
         fill[-1] = False  # the invalid trajectory's row
-        leaf = torch.where(fill, logp, garbage).requires_grad_()
-        out = objective.loss(
-            rows_of(plan, masks, leaf, old_logp=torch.where(fill, old, garbage), ref_logp=torch.where(fill, ref, garbage))
-        )
+        leaf, old_, ref_ = (torch.where(fill, tensor, garbage) for tensor in (logp, old, ref))
+        leaf.requires_grad_()
+        out = objective.loss(rows_of(plan, masks, leaf, old_logp=old_, ref_logp=ref_))
         out.loss.backward()
         results.append((out.loss.item(), leaf.grad))
     for loss, gradient in results[1:]:

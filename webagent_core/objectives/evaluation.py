@@ -40,7 +40,7 @@ def evaluate_trajectories(objective: Objective, kind: str, trajectories: Sequenc
     steps = [step for attempt in read for step in attempt.steps]
     if not steps:
         return Evaluation(torch.zeros((), requires_grad=True), [0.0] * len(read), {}, plan)
-    rows = pad_rows(steps, [row.advantage for row in plan.rows], [row.coefficient for row in plan.rows])
+    rows = pad_rows(objective, steps, [row.advantage for row in plan.rows], [row.coefficient for row in plan.rows])
     out = objective.loss(rows)
     advantages = [attempt.spread(one.advantage) for attempt, one in zip(read, plan.trajectories, strict=True)]
     return Evaluation(out.loss, advantages, out.metrics, plan)
@@ -121,7 +121,9 @@ class Attempt:
         return [step.spread(a) if isinstance(a, Tensor) else a for step, a in zip(self.steps, advantage, strict=True)]
 
 
-def pad_rows(steps: Sequence[Step], advantages: Sequence[float | Tensor], coefficients: Sequence[float]) -> RowTensors:
+def pad_rows(
+    objective: Objective, steps: Sequence[Step], advantages: Sequence[float | Tensor], coefficients: Sequence[float]
+) -> RowTensors:
     """All steps as one padded batch. A log-probability that some steps leave out stands in as `logp`, detached."""
 
     def padded(rows: list[Tensor]) -> Tensor:
@@ -129,7 +131,7 @@ def pad_rows(steps: Sequence[Step], advantages: Sequence[float | Tensor], coeffi
 
     logps = {}
     for name in LOGPS:
-        if any(name in step.logps for step in steps):
+        if name in objective.required_logps or any(name in step.logps for step in steps):
             logps[name] = padded([step.logps.get(name, step.logp.detach()) for step in steps])
     logp = padded([step.logp for step in steps])
     return RowTensors(
