@@ -11,8 +11,8 @@ def test_the_paper_preset_takes_the_papers_numbers_and_the_released_one_the_code
     paper = load_recipe("webagent_r1", preset="paper", profile=None)
     released = load_recipe("webagent_r1", preset="released", profile=None)
     assert (paper.objective["adv_eps"], released.objective["adv_eps"]) == (0.0, 1e-4)
-    assert paper.load_objective().normaliser == "steps"
-    assert released.load_objective().normaliser == "trajectory_tokens"
+    assert paper.load_objective().normaliser == "groups"
+    assert released.load_objective().normaliser == "sequences"
     assert paper.provenance["rollout.group_size"] == "released"  # undisclosed in the paper
 
 

@@ -6,20 +6,32 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from webagent_core.objectives.arpo import ARPO
+from webagent_core.objectives.asyncwebrl import AsyncWebRL
 from webagent_core.objectives.base import (
     LossOutput,
     Metric,
     Objective,
+    PairTensors,
     Plan,
     RowPlan,
     RowTensors,
     TrajectoryFacts,
     TrajectoryPlan,
+    ValueTensors,
     average_metrics,
+    spread,
 )
+from webagent_core.objectives.dpo import UITARS, AgentQ
 from webagent_core.objectives.evaluation import Evaluation, evaluate_objective
+from webagent_core.objectives.hiconagent import HiconAgent
 from webagent_core.objectives.hyperparameters import one_line
+from webagent_core.objectives.openwebrl import OpenWebRL
+from webagent_core.objectives.uitars2 import UITARS2
 from webagent_core.objectives.webagent_r1 import WebAgentR1
+from webagent_core.objectives.webgym import WebGym
+from webagent_core.objectives.webrl import WebRL
+from webagent_core.objectives.zerogui import ZeroGUI
 
 __all__ = [
     "OBJECTIVES",
@@ -27,18 +39,22 @@ __all__ = [
     "LossOutput",
     "Metric",
     "Objective",
+    "PairTensors",
     "Plan",
     "RowPlan",
     "RowTensors",
     "TrajectoryFacts",
     "TrajectoryPlan",
+    "ValueTensors",
     "average_metrics",
     "evaluate",
     "load_objective",
     "objective_class",
+    "spread",
 ]
 
-OBJECTIVES: dict[str, type[Objective]] = {cls.name: cls for cls in (WebAgentR1,)}
+METHODS = (WebGym, AsyncWebRL, OpenWebRL, ZeroGUI, ARPO, UITARS, UITARS2, WebRL, WebAgentR1, AgentQ, HiconAgent)
+OBJECTIVES: dict[str, type[Objective]] = {method.name: method for method in METHODS}
 PRESETS = ("paper", "released")
 
 
@@ -83,10 +99,13 @@ def evaluate(
 
     A trajectory is a mapping of `group` (str), `reward` (float or None), `valid` (bool, default True) and `steps`, each
     a mapping of 1-D tensors of one length: `logp`, and where used `old_logp` (left out: equal to `logp`),
-    `prox_logp`, `behave_logp`, `ref_logp`, `mask` (left out: all ones), `values`; and `repeats_next` (bool). A
-    trajectory's `advantages`, per step a float or a 1-D tensor, replace the estimator. A response is one answer to a
-    single step: a trajectory of one step, or that step's fields beside `group` and `reward`. A pair is (chosen,
-    rejected), each a step with `ref_logp`. The dtype of `logp` is the dtype of the loss, which back-propagates to it.
+    `prox_logp`, `behave_logp`, `ref_logp`, `mask` (left out: all ones), `values` (WebRL: one number, the state's);
+    and `repeats_next` (bool). A trajectory's `advantages`, per step a float or a 1-D tensor, replace the estimator,
+    and then its group needs no baseline. Where the reward is shaped, `outcome` is what filters and replay look at;
+    `stored` marks an earlier success that ARPO may replay. A response is one answer to a single step: a trajectory of
+    one step, or that step's fields beside `group` and `reward`; HiconAgent's may add `compressed_logp`,
+    `compressed_old_logp` and `compressed_ref_logp`. A pair is (chosen, rejected), each a step with `ref_logp`, which
+    may be one number: the stored sum. The dtype of `logp` is the dtype of the loss, which back-propagates to it.
 
     Raises ValueError naming the field for input that the recipe does not take, for a missing log-probability and for
     tensors of different lengths, and whatever `load_objective` raises.

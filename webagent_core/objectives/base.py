@@ -8,9 +8,9 @@ losses of micro-batches add up to the loss of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -28,6 +28,17 @@ class TrajectoryFacts:
     repeats_next: Sequence[bool] | None = None  # per step: the next screenshot equals this one (WebGym)
     values: Sequence[Tensor] | None = None  # per step: the critic's values at its m loss tokens, or one for the state
     advantages: Sequence[float | Tensor] | None = None  # per step: replaces the estimator; a tensor has m entries
+    outcome: float | None = None  # what the task itself says where the reward is shaped; filters and replay look at it
+    stored: bool = False  # a success of an earlier batch, offered to its group (ARPO's replay)
+
+    @property
+    def usable(self) -> bool:
+        """Valid, and with something that tells how good it was: a reward, or advantages of the caller's own."""
+        return self.valid and (self.reward is not None or self.advantages is not None)
+
+    @property
+    def score(self) -> float | None:
+        return self.reward if self.outcome is None else self.outcome
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,8 @@ class RowPlan:
 
     advantage: float | Tensor  # a tensor has one entry per loss token
     coefficient: float  # 0.0: the row is not part of the loss and needs no forward pass
+    value_target: float | Tensor | None = None  # what the critic should have said: of the state, or per loss token
+    value_coefficient: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,9 @@ class TrajectoryPlan:
 
     advantage: float | list[float | Tensor]
     rows: list[RowPlan]
-    dropped: str | None = None  # why it left the batch: "invalid", "lone" (no one to compare with) or "flat"
+    # Why it left the batch: "invalid", "lone" (no one to compare with), "flat", "replaced" (by a stored success),
+    # "stored" (a stored success that was not needed) or "short".
+    dropped: str | None = None
 
     @property
     def kept(self) -> bool:
@@ -80,6 +95,9 @@ class RowTensors:
     prox_logp: Tensor | None = None
     behave_logp: Tensor | None = None
     ref_logp: Tensor | None = None
+    compressed_logp: Tensor | None = None  # the same responses after the compressed history (HiconAgent)
+    compressed_old_logp: Tensor | None = None
+    compressed_ref_logp: Tensor | None = None
 
     def clean(self) -> RowTensors:
         """The same rows with zeros wherever the loss must not look, in the dtype of `logp`, advantage as (M, L)."""
@@ -97,6 +115,39 @@ class RowTensors:
         return type(self)(
             mask=live, advantage=cleaned(advantage), coefficient=self.coefficient.to(self.logp), **logps
         )
+
+
+@dataclass
+class ValueTensors:
+    """What a critic is trained on: per token, all (M, L) with a mask, or per state, all (M,). `coefficient` is (M,)."""
+
+    outputs: Tensor
+    target: Tensor
+    coefficient: Tensor
+    mask: Tensor | None = None
+
+
+@dataclass
+class PairTensors:
+    """M pairs of responses to the same state; (M, L) log-probabilities and masks, `coefficient` (M,) = 1/pairs.
+
+    A reference log-probability is per token (M, L), or (M,): the stored sum over the response's loss tokens.
+    """
+
+    chosen_logp: Tensor
+    chosen_mask: Tensor
+    chosen_ref_logp: Tensor
+    rejected_logp: Tensor
+    rejected_mask: Tensor
+    rejected_ref_logp: Tensor
+    coefficient: Tensor
+
+
+def spread(at_loss_tokens: Tensor, mask: Tensor) -> Tensor:
+    """A row's m entries laid out along its (L,) mask, zeros where the mask is 0."""
+    out = at_loss_tokens.new_zeros(mask.shape)
+    out[mask.bool()] = at_loss_tokens
+    return out
 
 
 class Metric(NamedTuple):
@@ -132,11 +183,16 @@ class Objective(BaseModel):
     # Hyperparameters in which the authors' code departs from the defaults; None where there is no public code.
     released: ClassVar[dict[str, Any] | None] = None
     inputs: ClassVar[tuple[str, ...]] = ("trajectories",)  # what `evaluate` takes: trajectories, responses or pairs
+    value_at: ClassVar[Literal["token", "state"] | None] = None  # where the critic looks, if there is one
 
     @property
     def required_logps(self) -> dict[str, str]:
         """The `RowTensors` log-probabilities, beside `logp`, without which there is no loss, each with the reason."""
         return {}
+
+    def fitted(self, given: Collection[str]) -> Objective:
+        """The objective as it applies to rows with the `given` log-probabilities, where parts of it are optional."""
+        return self
 
     @property
     def uses_reference(self) -> bool:
@@ -144,15 +200,27 @@ class Objective(BaseModel):
 
     @property
     def uses_critic(self) -> bool:
-        return False
+        return self.value_at is not None
 
-    def plan(self, facts: Sequence[TrajectoryFacts]) -> Plan:
-        """Advantages and coefficients of a whole optimizer step."""
+    def plan(self, facts: Sequence[TrajectoryFacts], update: int | None = None) -> Plan:
+        """Advantages and coefficients of a whole optimizer step; `update` counts the batches before this one."""
         raise NotImplementedError(f"{self.name} is not trained on trajectories")
 
     def loss(self, rows: RowTensors) -> LossOutput:
         """The sum over `rows` of coefficient * sum over loss tokens of the method's token loss."""
         raise NotImplementedError(f"{self.name} is not trained on rows")
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """The values that `plan` takes, from what the critic's head puts out."""
+        raise NotImplementedError(f"{self.name} has no critic")
+
+    def value_loss(self, values: ValueTensors) -> LossOutput:
+        """The critic's loss, summed with the coefficients of the plan."""
+        raise NotImplementedError(f"{self.name} has no critic")
+
+    def pair_loss(self, pairs: PairTensors) -> LossOutput:
+        """The sum over `pairs` of coefficient * the preference loss."""
+        raise NotImplementedError(f"{self.name} is not trained on pairs")
 
     def require_logps(self, rows: RowTensors) -> None:
         for name, why in self.required_logps.items():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from webagent_core.objectives.ratios import ratio
 
-KLEstimate = Literal["none", "k1", "k2", "k3"]
+KLEstimate = Literal["none", "k1", "k2", "k3", "k2_capped"]
 
 
 def k1(logp: Tensor, ref_logp: Tensor) -> Tensor:
@@ -27,7 +27,19 @@ def k3(logp: Tensor, ref_logp: Tensor) -> Tensor:
     return ratio(ref_logp, logp) - (ref_logp - logp) - 1
 
 
-def kl_estimate(kind: KLEstimate, logp: Tensor, ref_logp: Tensor) -> Tensor:
+def k2_capped(logp: Tensor, ref_logp: Tensor, advantage: Tensor, beta: float) -> Tensor:
+    """k2 times min(1, (|A| / beta) / |log pi - log pi_ref|), the factor detached (ZeroGUI's authors' code).
+
+    So beta times the gradient of a token's KL never exceeds |A|, the gradient of its policy term at ratio 1.
+    """
+    distance = (logp - ref_logp).detach().abs()
+    cap = torch.where(distance > 0, advantage.abs() / beta / distance, 1.0).clamp(max=1.0)
+    return cap * k2(logp, ref_logp)
+
+
+def kl_estimate(kind: KLEstimate, logp: Tensor, ref_logp: Tensor, advantage: Tensor, beta: float) -> Tensor:
     if kind == "none":
         return torch.zeros_like(logp)
+    if kind == "k2_capped":
+        return k2_capped(logp, ref_logp, advantage, beta)
     return {"k1": k1, "k2": k2, "k3": k3}[kind](logp, ref_logp)

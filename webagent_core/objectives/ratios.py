@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -32,3 +34,17 @@ def clipped_surrogate(
 def is_clipped(rho: Tensor, advantage: Tensor, eps_low: float, eps_high: float) -> Tensor:
     """Where the clip has taken a token out of the gradient: above the window for A > 0, below it for A < 0."""
     return ((rho > 1 + eps_high) & (advantage > 0)) | ((rho < 1 - eps_low) & (advantage < 0))
+
+
+def behaviour_weight(
+    prox_logp: Tensor, behave_logp: Tensor, cap: float | None, mode: Literal["clip", "drop"]
+) -> Tensor:
+    """pi_prox / pi_behave, detached: how stale the data is, the half of a decoupled ratio that is not clipped.
+
+    (AsyncWebRL, Eq. 1.) A weight above `cap` is held there ("clip") or takes its token out of the loss ("drop", the
+    authors' code).
+    """
+    weight = ratio(prox_logp, behave_logp).detach()
+    if cap is None:
+        return weight
+    return weight.clamp(max=cap) if mode == "clip" else torch.where(weight > cap, 0.0, weight)
