@@ -46,6 +46,7 @@ class Rollout(Section):
     max_steps: Count = 15
     temperature: NonNegative = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Count | None = None  # null: all tokens
     max_response_tokens: Count = 1024
     max_context_tokens: Count = 16384  # prompt and response; a longer prompt ends the episode with context_overflow
     max_format_errors: Count = 3  # responses in a row without an action that end the episode with format_error
@@ -56,7 +57,8 @@ class Train(Section):
 
     learning_rate: Rate = 1e-6
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_ratio: BelowOne = 0.0
+    warmup_ratio: BelowOne = 0.0  # of all updates
+    warmup_updates: Annotated[int, Field(ge=0)] = 0  # or as a number
     updates: Count = 100
     num_iterations: Count = 1  # optimizer steps over one batch of rollouts
     adam_beta1: BelowOne = 0.9
@@ -68,6 +70,16 @@ class Train(Section):
     eval_every: Annotated[int, Field(ge=0)] = 0  # updates between evaluations on held-out seeds; 0: first and last only
     eval_episodes: Count = 4  # per task
     save_every: Annotated[int, Field(ge=0)] = 0  # updates between checkpoints; 0: at the end only
+
+
+    @model_validator(mode="after")
+    def one_warmup(self) -> Train:
+        if self.warmup_ratio and self.warmup_updates:
+            raise ValueError(
+                f"train.warmup_updates = {self.warmup_updates} is not allowed: train.warmup_ratio = {self.warmup_ratio}"
+                " is set too, and one of them must be 0"
+            )
+        return self
 
 
 class Tasks(Section):
@@ -138,6 +150,68 @@ class Browser(Section):
         return value
 
 
+# From here to `Recipe`: sections that only some methods have. A recipe has those, and of those the settings, that the
+# shipped file of its type has.
+
+
+class Context(Section):
+    """What of the past stays in the prompt."""
+
+    history_screenshots: Count | None = None
+    max_pixels: Count | None = None  # per screenshot
+
+
+class Reward(Section):
+    """How a trajectory is scored."""
+
+    judge_screenshots: Count | None = None  # the last ones, shown to the judge
+    votes: Count | None = None  # verdicts asked for one trajectory; all must say success
+    vote_temperature: NonNegative | None = None
+    type_weight: NonNegative | None = None
+    value_weight: NonNegative | None = None
+    format_weight: NonNegative | None = None
+    text_f1: Fraction | None = None  # from this token F1 on, a text value counts as right
+
+
+class Sampling(Section):
+    """Which trajectories and tasks make up the training data."""
+
+    max_steps_by_difficulty: Annotated[list[int], Field(min_length=1)] | None = None
+    later_max_steps: Count | None = None  # replaces rollout.max_steps ...
+    later_from_update: Count | None = None  # ... from this update on
+    rows_per_update: Count | None = None  # step rows drawn from what was played
+    recency_power: NonNegative | None = None  # weight of an iteration, by its place among those kept
+    recency_window: Count | None = None  # iterations kept
+    max_staleness: Annotated[int, Field(ge=0)] | None = None  # policy versions between sampling and training
+    task_trials: Count | None = None  # attempts at a task before training ...
+    task_min_successes: Count | None = None  # ... of which so many must succeed
+    replay_capacity: Count | None = None  # stored successes per task
+    replay_min_probability: Fraction | None = None  # window of an action's mean token probability, 1/perplexity
+    replay_max_probability: Fraction | None = None
+    replay_ratio: NonNegative | None = None  # replayed data, at most so many times the new
+    new_tasks_per_phase: Count | None = None
+    new_task_min_value: Fraction | None = None  # window of the critic's value in which a new task is kept
+    new_task_max_value: Fraction | None = None
+    training_steps: Count | None = None  # single steps drawn from a data set
+
+
+class Critic(Section):
+    """Training of the value network."""
+
+    learning_rate: Rate | None = None
+
+
+class Search(Section):
+    """Tree search for pairs."""
+
+    proposals: Annotated[int, Field(ge=2)] | None = None  # K actions proposed at a node
+    exploration: NonNegative | None = None  # c_exp of UCB1
+    mix: Fraction | None = None  # alpha: Q = alpha * measured success + (1 - alpha) * the model's own ranking
+    threshold: NonNegative | None = None  # difference in Q from which two actions make a pair
+    iterations: Count | None = None
+    depth: Count | None = None
+
+
 class Recipe(Section):
     """A recipe with one value per setting: what a run uses, and writes into its folder with `resolved()`."""
 
@@ -150,7 +224,12 @@ class Recipe(Section):
     tasks: Tasks
     policy: Policy
     browser: Browser
-    provenance: dict[str, str]  # "train.learning_rate" -> "paper", "released", "ours", "default" or "override"
+    context: Context | None = None
+    reward: Reward | None = None
+    sampling: Sampling | None = None
+    critic: Critic | None = None
+    search: Search | None = None
+    provenance: dict[str, str]  # "train.learning_rate" -> "paper", "released", "ours" or "override"; defaults are ours
 
     def load_objective(self) -> Any:
         """The recipe's `webagent_core.objectives.Objective`."""
@@ -161,13 +240,13 @@ class Recipe(Section):
     def resolved(self) -> dict[str, Any]:
         """Plain data: every setting of every section as {"value": ..., "from": ...}."""
         plain: dict[str, Any] = {"type": self.type, "preset": self.preset, "profile": self.profile}
-        sections = {name: getattr(self, name) for name in SECTIONS}
+        sections = {name: getattr(self, name) for name in SECTIONS if getattr(self, name) is not None}
         sections["objective"] = self.load_objective().model_dump()
         for name, section in sections.items():
-            values = section if isinstance(section, dict) else section.model_dump()
+            values = section if isinstance(section, dict) else section.model_dump(exclude_none=name in OPTIONAL)
             plain[name] = {}
             for path, value in leaves(values):
-                source = self.provenance.get(".".join((name, *path)), "default")
+                source = self.provenance.get(".".join((name, *path)), "ours")
                 nested = plain[name]
                 for part in path[:-1]:
                     nested = nested.setdefault(part, {})
@@ -175,7 +254,8 @@ class Recipe(Section):
         return plain
 
 
-SECTIONS = ("objective", "rollout", "train", "tasks", "policy", "browser")
+OPTIONAL = ("context", "reward", "sampling", "critic", "search")
+SECTIONS = ("objective", "rollout", "train", "tasks", "policy", "browser", *OPTIONAL)
 
 
 def load_recipe(
@@ -191,16 +271,11 @@ def load_recipe(
     range or impossible together.
     """
     path = find_recipe(name)
-    content = read_yaml(path)
-    kind = content.get("type")
-    shipped = shipped_recipes()
-    if kind not in shipped:
-        raise ValueError(f"{path}: type = {kind!r} is not known; there are {', '.join(shipped)}")
-    layers = [content] if shipped[kind] == path else [read_yaml(shipped[kind]), content]
+    layers = layers_of(path)
+    kind = layers[0]["type"]
     if preset not in ORDER:
         raise ValueError(f"preset = {preset!r} is not known; there are {', '.join(ORDER)}")
-
-    profiles = sorted({known for layer in layers for known in section(path, layer, "profiles")})
+    profiles = sorted({name for layer in layers for name in section(path, layer, "profiles")})
     if profile is not None and profile not in profiles:
         raise ValueError(f"profile = {profile!r} is not known to {kind}; there are {', '.join(profiles) or 'none'}")
 
@@ -209,33 +284,18 @@ def load_recipe(
 
     def put(setting: str, value: Any, source: str) -> None:
         # A later layer that sets or removes a whole sub-section (policy.lora: null) replaces what stands below it.
-        for known in [k for k in values if k.startswith(setting + ".") or setting.startswith(k + ".")]:
-            del values[known], provenance[known]
+        for other in [k for k in values if k.startswith(setting + ".") or setting.startswith(k + ".")]:
+            del values[other], provenance[other]
         values[setting], provenance[setting] = value, source
 
-    for layer in layers:
-        unknown = sorted(set(layer) - {"type", "paper", "profiles", *SECTIONS})
-        if unknown:
-            allowed = ", ".join(("type", "paper", "profiles", *SECTIONS))
-            raise ValueError(f"{path}: unknown key {unknown[0]}; allowed: {allowed}")
-        chosen = section(path, layer, "profiles").get(profile) or {}
-        unknown = sorted(set(chosen) - set(SECTIONS))
-        if unknown:
-            raise ValueError(f"{path}: unknown key profiles.{profile}.{unknown[0]}; allowed: {', '.join(SECTIONS)}")
-        for origin, sections in (("", layer), (f"profiles.{profile}.", chosen)):
-            for part in SECTIONS:
-                for setting, cell in cells(section(path, sections, part, origin), (part,)):
-                    value, source = pick(path, origin + ".".join(setting), cell, preset)
-                    put(".".join(setting), value, source)
+    for setting, origin, cell in settings(path, layers, profile):
+        refuse_unknown(layers[0], path, origin, setting)
+        put(setting, *pick(path, origin + setting, cell, preset))
     for setting, value in (overrides or {}).items():
-        if setting.split(".")[0] not in SECTIONS or "." not in setting:
-            raise ValueError(
-                f"override {setting} = {value!r} is not allowed: section.setting, with section one of"
-                f" {', '.join(SECTIONS)}"
-            )
+        refuse_unknown(layers[0], "override", "", setting)
         put(setting, value, "override")
 
-    nested: dict[str, Any] = {part: {} for part in SECTIONS}
+    nested: dict[str, Any] = {part: {} for part in SECTIONS if part not in OPTIONAL}
     for setting, value in values.items():
         *parents, last = setting.split(".")
         place = nested
@@ -253,13 +313,52 @@ def load_recipe(
     return recipe
 
 
+def layers_of(path: Path) -> list[dict[str, Any]]:
+    """The file's content, on top of the shipped recipe of its type unless it is that."""
+    content = read_yaml(path)
+    shipped = shipped_recipes()
+    kind = content.get("type")
+    if kind not in shipped:
+        raise ValueError(f"{path}: type = {kind!r} is not known; there are {', '.join(shipped)}")
+    return [content] if shipped[kind] == path else [read_yaml(shipped[kind]), content]
+
+
+def settings(path: Path, layers: list[dict[str, Any]], profile: str | None) -> Iterator[tuple[str, str, Any]]:
+    """Every (setting, where in the file, cell), lowest layer first, a layer's profile above the layer itself."""
+    for layer in layers:
+        own = {key: value for key, value in layer.items() if key not in ("type", "paper", "profiles")}
+        chosen = section(path, section(path, layer, "profiles"), profile, "profiles.") if profile else {}
+        for origin, block in (("", own), (f"profiles.{profile}.", chosen)):
+            for part in block:
+                if part not in SECTIONS:
+                    yield part, origin, None
+                for setting, cell in cells(section(path, block, part, origin), (part,)):
+                    yield ".".join(setting), origin, cell
+
+
+def refuse_unknown(shipped: Mapping[str, Any], where: Path | str, origin: str, setting: str) -> None:
+    """Optional sections, and settings of them, are those of the shipped recipe: no code of the method reads others."""
+    part, _, rest = setting.partition(".")
+    optional = {
+        name: sorted({key for layer in (shipped, *shipped.get("profiles", {}).values()) for key in layer.get(name, {})})
+        for name in OPTIONAL
+        if name in shipped
+    }
+    allowed = [name for name in SECTIONS if name not in OPTIONAL or name in optional]
+    if part not in allowed or not rest:
+        raise ValueError(
+            f"{where}: unknown key {origin}{setting}; allowed: section.setting, section one of {', '.join(allowed)}"
+        )
+    if part in optional and rest not in optional[part]:
+        raise ValueError(f"{where}: unknown key {origin}{setting}; allowed: {', '.join(optional[part])}")
+
+
 def shipped_recipes() -> dict[str, Path]:
-    """Names of the recipes of this distribution and their files: the clone's recipes/, or the wheel's copy of it."""
-    here = Path(__file__).resolve().parent
-    for folder in (here.parent / "recipes", here / "recipes"):
-        if folder.is_dir():
-            return {path.parent.name: path for path in sorted(folder.glob("*/recipe.yaml"))}
-    raise FileNotFoundError(f"recipes: no folder beside or inside {here}; the installation is incomplete")
+    """Names of the recipes of this distribution and their files. recipes/ stands beside the package, as in a clone."""
+    folder = Path(__file__).resolve().parents[1] / "recipes"
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not there; the installation is incomplete")
+    return {path.parent.name: path for path in sorted(folder.glob("*/recipe.yaml"))}
 
 
 def find_recipe(name: str | Path) -> Path:

@@ -23,9 +23,7 @@ class AsyncWebRL(GroupPolicyGradient):
     """
 
     name: ClassVar[str] = "asyncwebrl"
-    released: ClassVar[dict[str, Any] | None] = {
-        "normaliser": "tokens", "behave_cap": 5.0, "behave_cap_mode": "drop", "adv_eps": 1e-5,
-    }  # fmt: skip
+    released: ClassVar[dict[str, Any] | None] = {"normaliser": "tokens", "behave_cap": 5.0, "adv_eps": 1e-5}
 
     dual_clip: DualClip = 3.0
     drop_flat_groups: bool = True
@@ -34,7 +32,7 @@ class AsyncWebRL(GroupPolicyGradient):
     k: Positive = 10.0
     decoupled: bool = True  # False: one ratio pi/pi_behave, clipped
     behave_cap: Positive | None = None
-    behave_cap_mode: Literal["clip", "drop"] = "clip"
+    behave_cap_mode: Literal["drop", "clip"] = "drop"
 
     @property
     def required_logps(self) -> dict[str, str]:

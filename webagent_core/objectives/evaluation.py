@@ -96,8 +96,8 @@ class Step:
         for name in LOGPS:
             if given.get(name) is None:
                 continue
-            if stored_sums and torch.as_tensor(given[name]).dim() == 0:
-                self.logps[name] = torch.as_tensor(given[name]).to(self.logp)
+            if stored_sums and as_tensor(given[name]).dim() == 0:
+                self.logps[name] = as_tensor(given[name]).to(self.logp)
             else:
                 self.logps[name] = self.read(name, given[name])
         self.repeats_next = bool(given.get("repeats_next", False))
@@ -108,7 +108,7 @@ class Step:
         return int(self.mask.sum())
 
     def read(self, name: str, value: Any) -> Tensor:
-        tensor = one_dim(f"{self.where}.{name}", torch.as_tensor(value, device=self.logp.device))
+        tensor = one_dim(f"{self.where}.{name}", as_tensor(value).to(self.logp.device))
         if len(tensor) != len(self.logp):
             raise ValueError(f"{self.where}.{name} has {len(tensor)} entries, and logp has {len(self.logp)}")
         return tensor
@@ -133,7 +133,7 @@ class Step:
             raise ValueError(f"{self.where}.values is missing: the critic's value of every {at}")
         if at == "token":
             return self.picked("values", self.values)
-        of_state = torch.as_tensor(self.values).detach().reshape(-1)
+        of_state = as_tensor(self.values).detach().reshape(-1)
         if len(of_state) == len(self.logp) and self.mask.any():
             return of_state[self.mask][:1]
         if not len(of_state):
@@ -214,6 +214,11 @@ def pad_rows(
         coefficient=logp.new_tensor(coefficients),
         **logps,
     )
+
+
+def as_tensor(value: Any) -> Tensor:
+    """A tensor as it is; numbers and lists in double precision, whatever torch's default is."""
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
 def one_dim(where: str, tensor: Tensor) -> Tensor:
