@@ -6,8 +6,10 @@ import math
 
 import pytest
 import torch
+from test_objectives_switches import batch as batch_of
 
-from webagent_core.objectives import RowTensors, TrajectoryFacts, average_metrics, evaluate, load_objective
+from webagent_core.objectives import OBJECTIVES, RowTensors, TrajectoryFacts, average_metrics, evaluate, load_objective
+from webagent_core.objectives.evaluation import Attempt, pad_rows
 
 torch.set_num_threads(1)
 
@@ -64,6 +66,39 @@ def test_micro_batches_of_any_size_add_up_to_the_batch(batch):
     assert set(metrics) == {"ratio", "clip_ratio", "policy_loss", "kl"}
 
 
+def loss_and_gradients(recipe: str, trajectories: list[dict], rows_per_part: int | None) -> tuple[float, torch.Tensor]:
+    """By `evaluate`, or by the objective's own plan and loss, part by part, as a trainer would."""
+    if rows_per_part is None:
+        result = evaluate(recipe, trajectories=trajectories)
+        result.loss.backward()
+        total = result.loss.item()
+    else:
+        objective = load_objective(recipe).fitted(trajectories[0]["steps"][0])
+        read = [Attempt(objective, "", trajectory) for trajectory in trajectories]
+        plan, steps, total = objective.plan([one.facts for one in read]), [s for one in read for s in one.steps], 0.0
+        for at in range(0, len(steps), rows_per_part):
+            part = slice(at, at + rows_per_part)
+            rows = plan.rows[part]
+            out = objective.loss(
+                pad_rows(objective, steps[part], [row.advantage for row in rows], [row.coefficient for row in rows])
+            )
+            out.loss.backward()
+            total += out.loss.item()
+    return total, torch.cat([step["logp"].grad for t in trajectories for step in t["steps"]])
+
+
+@pytest.mark.parametrize("recipe", [name for name, cls in OBJECTIVES.items() if "trajectories" in cls.inputs])
+def test_cutting_and_reordering_a_batch_change_nothing(recipe):
+    loss, gradient = loss_and_gradients(recipe, batch_of(recipe), None)
+    for rows_per_part in (1, 4):
+        parts_loss, parts_gradient = loss_and_gradients(recipe, batch_of(recipe), rows_per_part)
+        assert parts_loss == pytest.approx(loss, abs=1e-12)
+        assert torch.allclose(parts_gradient, gradient, atol=1e-12, rtol=0)
+    backwards_loss, _ = loss_and_gradients(recipe, batch_of(recipe)[::-1], None)
+    if recipe != "arpo":  # which member a replayed success replaces goes by the order of the group
+        assert backwards_loss == pytest.approx(loss, abs=1e-12)
+
+
 def test_garbage_under_the_mask_and_in_rows_left_out_touches_nothing(batch):
     facts, masks, logp, old, ref = batch
     objective = load_objective("webagent_r1", beta=0.1)
@@ -84,9 +119,7 @@ def test_garbage_under_the_mask_and_in_rows_left_out_touches_nothing(batch):
 
 def test_a_batch_without_a_valid_trajectory_back_propagates_zeros():
     leaf = torch.full((3,), -1.0, requires_grad=True)
-    result = evaluate(
-        "webagent_r1", trajectories=[{"group": "a", "reward": None, "steps": [{"logp": leaf}]}], beta=0.1
-    )
+    result = evaluate("webagent_r1", trajectories=[{"group": "a", "reward": None, "steps": [{"logp": leaf}]}], beta=0.1)
     result.loss.backward()
     assert result.loss.item() == 0.0
     assert torch.equal(leaf.grad, torch.zeros(3))

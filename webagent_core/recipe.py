@@ -51,6 +51,15 @@ class Rollout(Section):
     max_context_tokens: Count = 16384  # prompt and response; a longer prompt ends the episode with context_overflow
     max_format_errors: Count = 3  # responses in a row without an action that end the episode with format_error
 
+    @model_validator(mode="after")
+    def room_for_a_prompt(self) -> Rollout:
+        if self.max_response_tokens >= self.max_context_tokens:
+            raise ValueError(
+                f"rollout.max_response_tokens = {self.max_response_tokens} is not allowed: less than"
+                f" rollout.max_context_tokens = {self.max_context_tokens}, which holds prompt and response"
+            )
+        return self
+
 
 class Train(Section):
     """The optimiser and its schedule."""
@@ -70,7 +79,6 @@ class Train(Section):
     eval_every: Annotated[int, Field(ge=0)] = 0  # updates between evaluations on held-out seeds; 0: first and last only
     eval_episodes: Count = 4  # per task
     save_every: Annotated[int, Field(ge=0)] = 0  # updates between checkpoints; 0: at the end only
-
 
     @model_validator(mode="after")
     def one_warmup(self) -> Train:
@@ -318,7 +326,7 @@ def layers_of(path: Path) -> list[dict[str, Any]]:
     content = read_yaml(path)
     shipped = shipped_recipes()
     kind = content.get("type")
-    if kind not in shipped:
+    if not isinstance(kind, str) or kind not in shipped:
         raise ValueError(f"{path}: type = {kind!r} is not known; there are {', '.join(shipped)}")
     return [content] if shipped[kind] == path else [read_yaml(shipped[kind]), content]
 

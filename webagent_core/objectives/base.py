@@ -112,9 +112,7 @@ class RowTensors:
             for f in fields(self)
             if f.name.endswith("logp") and getattr(self, f.name) is not None
         }
-        return type(self)(
-            mask=live, advantage=cleaned(advantage), coefficient=self.coefficient.to(self.logp), **logps
-        )
+        return type(self)(mask=live, advantage=cleaned(advantage), coefficient=self.coefficient.to(self.logp), **logps)
 
 
 @dataclass

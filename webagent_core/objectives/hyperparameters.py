@@ -24,7 +24,9 @@ def allowed(annotation: Any, metadata: list[Any]) -> str:
     if origin is Union or type(annotation).__name__ == "UnionType":
         return " or ".join("null" if part is type(None) else allowed(part, []) for part in get_args(annotation))
     if origin in (list, tuple):
-        return "a list"
+        least = next((m.min_length for m in metadata if isinstance(m, annotated_types.MinLen)), 0)
+        most = next((m.max_length for m in metadata if isinstance(m, annotated_types.MaxLen)), None)
+        return f"a list of {least}" if least == most else f"a list of {least} or more" if least else "a list"
     word = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}.get(annotation, "a value")
     bounds = []
     for item in metadata:
