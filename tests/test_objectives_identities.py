@@ -306,6 +306,33 @@ def test_the_replayed_slot_is_random_and_repeats_with_the_seed():
     assert slots(replay_slot="first") == [0] * 30
 
 
+@pytest.mark.parametrize("recipe", ["webagent_r1", "asyncwebrl", "openwebrl", "zerogui", "arpo"])
+def test_passing_the_current_log_probabilities_as_the_old_ones_is_being_on_policy(recipe):
+    def run(old):
+        trajectories = [attempt(1.0, [-1.0, -2.0]), attempt(0.0, [-0.5], [])]
+        for trajectory in trajectories:
+            for step in trajectory["steps"]:
+                step.pop("prox_logp"), step.pop("old_logp")
+                if old:
+                    step["old_logp"] = step["logp"]
+        evaluate(recipe, trajectories=trajectories).loss.backward()
+        return torch.cat(gradients(trajectories))
+
+    assert run(old=True).abs().sum() > 0
+    assert torch.equal(run(old=True), run(old=False))
+
+
+@pytest.mark.parametrize("recipe", ["webagent_r1", "asyncwebrl", "openwebrl", "zerogui", "arpo", "webgym", "webrl"])
+def test_a_batch_of_empty_steps_is_zero(recipe):
+    trajectories = [attempt(1.0, [], []), attempt(0.0, [])]
+    for trajectory in trajectories:
+        for step in trajectory["steps"]:
+            step["values"] = 0.5
+    result = evaluate(recipe, trajectories=trajectories)
+    result.loss.backward()
+    assert result.loss.item() == 0.0
+
+
 def test_own_advantages_replace_the_estimator_and_need_no_baseline():
     trajectories = [attempt(1.0, [-1.0, -2.0], [-3.0], old_shift=0.0, advantages=[0.5, tensor(-2.0)])]
     result = evaluate("openwebrl", trajectories=trajectories)

@@ -100,19 +100,23 @@ class RowTensors:
     compressed_ref_logp: Tensor | None = None
 
     def clean(self) -> RowTensors:
-        """The same rows with zeros wherever the loss must not look, in the dtype of `logp`, advantage as (M, L)."""
+        """The same rows with zeros wherever the loss must not look, in the dtype of `logp`, advantage as (M, L).
+
+        Only the branches in training keep their gradient: `old_logp` may be the very tensor that `logp` is.
+        """
         live = self.mask.bool() & (self.coefficient != 0).unsqueeze(-1)
         advantage = self.advantage if self.advantage.dim() == 2 else self.advantage.unsqueeze(-1).expand_as(self.logp)
 
         def cleaned(tensor: Tensor) -> Tensor:
             return torch.where(live, tensor.to(self.logp), self.logp.new_zeros(()))
 
-        logps = {
-            f.name: cleaned(getattr(self, f.name))
-            for f in fields(self)
-            if f.name.endswith("logp") and getattr(self, f.name) is not None
-        }
-        return type(self)(mask=live, advantage=cleaned(advantage), coefficient=self.coefficient.to(self.logp), **logps)
+        logps = {}
+        for name in (f.name for f in fields(self) if f.name.endswith("logp")):
+            logp = getattr(self, name)
+            if logp is not None:
+                logps[name] = cleaned(logp if name in ("logp", "compressed_logp") else logp.detach())
+        coefficient = self.coefficient.detach().to(self.logp)
+        return type(self)(mask=live, advantage=cleaned(advantage.detach()), coefficient=coefficient, **logps)
 
 
 @dataclass

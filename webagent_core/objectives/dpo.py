@@ -21,10 +21,8 @@ class DPO(Objective):
         return {"ref_logp": "a preference is relative to the reference policy"}
 
     def pair_loss(self, pairs: PairTensors) -> LossOutput:
-        chosen = sequence_log_ratio(pairs.chosen_logp, pairs.chosen_ref_logp.to(pairs.chosen_logp), pairs.chosen_mask)
-        rejected = sequence_log_ratio(
-            pairs.rejected_logp, pairs.rejected_ref_logp.to(pairs.rejected_logp), pairs.rejected_mask
-        )
+        chosen = sequence_log_ratio(pairs.chosen_logp, pairs.chosen_ref_logp, pairs.chosen_mask)
+        rejected = sequence_log_ratio(pairs.rejected_logp, pairs.rejected_ref_logp, pairs.rejected_mask)
         count = pairs.coefficient.new_tensor(len(pairs.coefficient))
         margin = self.beta * (chosen - rejected).detach()
         metrics = {

@@ -13,9 +13,10 @@ def sequence_log_ratio(logp: Tensor, ref_logp: Tensor, mask: Tensor) -> Tensor:
     `ref_logp` is (M, L), from a reference model in memory, or (M,), the sum that was stored when the response was
     sampled (Agent Q).
     """
+    mask = mask.bool()
     policy = torch.where(mask, logp, 0.0).sum(-1)
-    reference = ref_logp if ref_logp.dim() == 1 else torch.where(mask, ref_logp, 0.0).sum(-1)
-    return policy - reference
+    ref_logp = ref_logp.detach().to(logp)
+    return policy - (ref_logp if ref_logp.dim() == 1 else torch.where(mask, ref_logp, 0.0).sum(-1))
 
 
 def dpo(chosen_log_ratio: Tensor, rejected_log_ratio: Tensor, beta: float) -> Tensor:
