@@ -1,0 +1,43 @@
+"""What an episode needs to know of a task set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from webagent_core.browser.page import WebPage
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task as one seed makes it. Equal tasks give equal pages, and so one group."""
+
+    name: str  # e.g. "miniwob/click-button"
+    seed: int
+
+    @property
+    def group(self) -> str:
+        return f"{self.name}#{self.seed}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the environment says after an action."""
+
+    done: bool
+    reward: float | None = None  # 1.0 success, 0.0 failure; None while the task is open
+    detail: str = ""
+
+
+class TaskSet(Protocol):
+    """A source of tasks. `open` and `outcome` raise BrowserError for what no policy can have caused."""
+
+    allowed_hosts: Sequence[str]
+    unread: str | None  # CSS selector of elements that are not part of the page an agent may read (a score display, say)
+
+    async def open(self, page: WebPage, task: Task) -> str:
+        """Bring the page to the task's start and return the goal in words."""
+
+    async def outcome(self, page: WebPage) -> Outcome:
+        """How the task stands now."""
