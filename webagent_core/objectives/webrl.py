@@ -76,7 +76,7 @@ class WebRL(Objective):
         tokens = rows.mask.sum(-1)
         acts = tokens > 0
         advantage = (given if given.dim() == 1 else rows.advantage.sum(-1) / tokens.clamp(min=1)).to(rows.logp)
-        advantage = torch.where(acts, advantage, 0.0)
+        advantage = torch.where(acts, advantage, 0.0)  # a masked action has nothing to regress: its error is 0
         log_ratio = sequence_log_ratio(rows.logp, rows.ref_logp, rows.mask)
         if self.form == "positives":
             length = tokens.clamp(min=1)
@@ -84,7 +84,6 @@ class WebRL(Objective):
             error = released_regression(log_ratio / length, mean_ref, advantage, self.beta, self.beta_sure, self.sure)
         else:
             error = squared_error(log_ratio, advantage, self.beta)
-        error = torch.where(acts, error, 0.0)
         per_action = {"policy_loss": error, "log_ratio": log_ratio}
         metrics = {name: Metric(value.detach().sum(), acts.sum()) for name, value in per_action.items()}
         return LossOutput((rows.coefficient * error).sum(), metrics)
