@@ -121,6 +121,7 @@ class WarmUp(Section):
     """Imitation of demonstrations before the method's own training."""
 
     demonstrations: Count = 512  # episodes
+    mistakes: BelowOne = 0.0  # chance at each step that the demonstrator clicks on just any element
     steps: Count = 200
     learning_rate: Rate = 1e-3
     batch_size: Count = 32  # rows

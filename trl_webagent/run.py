@@ -1,0 +1,243 @@
+"""A recipe run on TRL, from its settings to its report: `python recipes/<recipe>/train_trl.py --help`.
+
+Everything that differs between papers is in the recipe; what is here is the walk: check, warm up, measure, train,
+measure. `command_line.py` is the part that runs before the heavy imports of this module."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoTokenizer, TrainerCallback
+
+from trl_webagent.command_line import last_checkpoint
+from trl_webagent.console import Console, quiet
+from trl_webagent.step_grpo_config import StepGRPOConfig
+from trl_webagent.step_grpo_trainer import StepGRPOTrainer
+from trl_webagent.warm_up import cpu_arguments, warm_up
+from webagent_core.browser.page import PageLimits
+from webagent_core.episode.browser_rollout import BrowserRollout
+from webagent_core.episode.rollout import GenerateBatch
+from webagent_core.episode.runner import EpisodeLimits
+from webagent_core.episode.trajectory import ExitStatus, Trajectory
+from webagent_core.recipe import Recipe
+from webagent_core.report.learning_curve import plot_learning_curve
+from webagent_core.report.run_directory import RunDirectory
+from webagent_core.report.summary import duration
+from webagent_core.report.text import one_line
+from webagent_core.report.viewer import write_report
+from webagent_core.tasks.task import Task
+
+
+class Run:
+    """One run of one recipe; `go` does all of it."""
+
+    def __init__(self, recipe: Recipe, out: Path, resume: bool, report_to: str = "none") -> None:
+        self.recipe = recipe
+        self.out = out
+        self.resume = resume
+        self.report_to = report_to
+        self.directory = RunDirectory(out)
+        self.console = Console()
+        self.update = 0
+
+    def go(self) -> None:
+        recipe, started = self.recipe, time.monotonic()
+        browser, rollout = recipe.browser, recipe.rollout
+        self.directory.write_config(recipe.resolved())
+        with BrowserRollout(
+            pages=browser.pages,
+            limits=EpisodeLimits(rollout.max_steps, browser.episode_timeout, rollout.max_format_errors),
+            page_limits=PageLimits(load_seconds=browser.navigation_timeout, action_seconds=browser.action_timeout),
+            viewport=tuple(browser.viewport),
+        ) as self.rollout:
+            version = self.rollout.pool.browser_version
+            self.console.say(
+                f"{recipe.type}, {recipe.preset} preset: Chromium {version}, {browser.pages} pages, run in {self.out}"
+            )
+            model = recipe.policy.model
+            self.trainer = self._trainer(str(warm_up(recipe, self.rollout, self.console)) if model == "tiny" else model)
+            self._train(last_checkpoint(self.out) if self.resume else None)
+        self._report(time.monotonic() - started)
+
+    def _train(self, checkpoint: str | None) -> None:
+        updates = self.recipe.train.updates
+        if checkpoint:
+            self.update = int(checkpoint.rsplit("-", 1)[1]) // self.recipe.train.num_iterations
+            self.directory.truncate_after(self.update)
+            done = "nothing is left to train" if self.update >= updates else f"going on with update {self.update + 1}"
+            self.console.say(f"resumed from update {self.update} of {updates}: {done}")
+        else:
+            self.evaluate("before")
+        started = time.monotonic()
+        with self.console.progress(f"{self.recipe.type}: updates", updates) as self._bar:
+            self._bar.add_task("episodes", total=self.recipe.rollout.groups_per_update * self.recipe.rollout.group_size)
+            self.trainer.train(resume_from_checkpoint=checkpoint)
+        self.console.say(f"trained for {duration(time.monotonic() - started)}")
+        self.evaluate("after")
+        self.trainer.save_model(str(self.out / "policy"))
+
+    def _trainer(self, model: str) -> StepGRPOTrainer:
+        rollout, train, policy = self.recipe.rollout, self.recipe.train, self.recipe.policy
+        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left", truncation_side="left")
+        arguments = StepGRPOConfig(
+            output_dir=str(self.out / "checkpoints"),
+            num_generations=rollout.group_size,
+            per_device_train_batch_size=rollout.groups_per_update * rollout.group_size,
+            gradient_accumulation_steps=1,
+            num_iterations=train.num_iterations,
+            max_steps=train.updates * train.num_iterations,
+            max_completion_length=rollout.max_response_tokens,
+            max_context_tokens=rollout.max_context_tokens,
+            max_rows_per_forward=train.max_rows_per_forward,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            learning_rate=train.learning_rate,
+            lr_scheduler_type=train.lr_schedule,
+            warmup_steps=train.warmup_ratio,  # below 1 it is a share of all steps
+            adam_beta1=train.adam_beta1,
+            adam_beta2=train.adam_beta2,
+            weight_decay=train.weight_decay,
+            max_grad_norm=train.max_grad_norm,
+            shuffle_dataset=False,  # the order of tasks is drawn here, from the seed
+            seed=train.seed,
+            logging_steps=train.num_iterations,
+            save_strategy="steps",
+            save_steps=(train.save_every or train.updates) * train.num_iterations,
+            save_total_limit=2,
+            report_to=self.report_to,
+            disable_tqdm=True,
+            **cpu_arguments(),
+        )
+        trainer = StepGRPOTrainer(
+            model,
+            objective=self.recipe.load_objective(),
+            play=self._play,
+            on_trajectories=self._keep,
+            args=arguments,
+            train_dataset=Dataset.from_list(self._tasks()),
+            processing_class=tokenizer,
+            peft_config=lora_config(policy.lora) if policy.lora else None,
+            callbacks=[_MetricsLine(self)],
+        )
+        quiet(trainer)
+        return trainer
+
+    def _tasks(self) -> list[dict[str, Any]]:
+        """One dataset row a group, in the order of training: the recipe's tasks in turn, always with another seed."""
+        rng = random.Random(f"tasks/{self.recipe.train.seed}")
+        names: list[str] = []
+        rows = []
+        for _ in range(self.recipe.train.updates * self.recipe.rollout.groups_per_update):
+            if not names:
+                names = rng.sample(self.recipe.tasks.names, len(self.recipe.tasks.names))
+            task = Task(names.pop(), rng.randrange(*self.recipe.tasks.train_seeds))
+            rows.append({"prompt": [{"role": "user", "content": task.group}], "task": task.name, "seed": task.seed})
+        return rows
+
+    def _play(self, rows: list[dict[str, Any]], generate: GenerateBatch) -> list[Trajectory]:
+        self._bar.reset(1, total=len(rows))
+        tasks = [Task(row["task"], row["seed"]) for row in rows]
+        return self.rollout.play(tasks, generate, progress=lambda _: self._bar.advance(1))
+
+    def _keep(self, trajectories: list[Trajectory], advantages: list[float | None]) -> None:
+        self.directory.log_trajectories(self.update + 1, "train", trajectories, advantages)
+        self.per_task = success_by_task(trajectories)
+
+    def keep_metrics(self, logs: dict[str, Any]) -> None:
+        """One finished update, from TRL's log line."""
+        self.update += 1
+        seconds = {key.removeprefix("seconds/"): value for key, value in logs.items() if key.startswith("seconds/")}
+        if "step_time" in logs:
+            seconds["other"] = max(0.0, logs["step_time"] * self.recipe.train.num_iterations - sum(seconds.values()))
+        kept = {key: logs[key] for key in KEPT_METRICS if logs.get(key) is not None}
+        kept |= {key: value for key, value in logs.items() if key.startswith("exit_status/")}
+        line = {"update": self.update, "phase": "train", **kept, **self.per_task, "seconds": seconds}
+        self.directory.log_metrics(line)
+        self.console.say(one_line(line, self.recipe.train.updates))
+        self._bar.update(0, completed=self.update)
+
+    def evaluate(self, phase: str) -> None:
+        """Success of the policy as it is now on held-out seeds, sampled as in training; the same pages every time."""
+        first = self.recipe.tasks.held_out_seeds[0]
+        tasks = [
+            Task(name, first + i) for i in range(self.recipe.train.eval_episodes) for name in self.recipe.tasks.names
+        ]
+        self.trainer.model.eval()
+        with self.console.progress(f"held-out seeds, {phase} training", len(tasks)) as bar, torch.random.fork_rng():
+            torch.manual_seed(self.recipe.train.seed)
+            trajectories = self.rollout.play(tasks, self.trainer.generate, progress=lambda _: bar.advance(0))
+        valid = [trajectory for trajectory in trajectories if trajectory.valid]
+        line: dict[str, Any] = {"update": self.update, "phase": phase, "episodes": len(valid)}
+        if valid:
+            line["success"] = sum(trajectory.success for trajectory in valid) / len(valid)
+            line["steps"] = sum(len(trajectory.steps) for trajectory in valid) / len(valid)
+        statuses = Counter(trajectory.exit_status for trajectory in trajectories)
+        line |= {f"exit_status/{status}": statuses[status] for status in ExitStatus}
+        self.directory.log_metrics(line | success_by_task(trajectories))
+        self.directory.log_trajectories(self.update, phase, trajectories, None)
+        self.console.say(one_line(line))
+
+    def _report(self, seconds: float) -> None:
+        plot_learning_curve(self.directory, self.out / "learning_curve.png")
+        write_report(self.directory, self.out / "report.html")
+        lines = {line["phase"]: line for line in self.directory.metrics()}
+        before, after = lines.get("before", {}), lines["after"]
+        for name in sorted(self.recipe.tasks.names):
+            key = f"success/{name}"
+            self.console.say(f"  {name:32} {_share(before, key)} -> {_share(after, key)}")
+        self.console.say(
+            f"{duration(seconds)} in all; every step to click through: {self.out / 'report.html'}; "
+            f"the curve: {self.out / 'learning_curve.png'}"
+        )
+        self.console.say(
+            f"success on held-out seeds: {_share(before, 'success')} before, {_share(after, 'success')} after "
+            f"({after['episodes']} episodes, {self.update} updates, seed {self.recipe.train.seed})"
+        )
+
+
+KEPT_METRICS = (
+    "success", "return", "steps", "trajectories", "invalid", "rows", "loss", "policy_loss", "kl", "ratio", "clip_ratio",
+    "entropy", "grad_norm", "learning_rate", "tokens_per_second", "browser_steps_per_second",
+)  # fmt: skip
+
+
+def success_by_task(trajectories: list[Trajectory]) -> dict[str, float]:
+    """success/<task> over the valid trajectories of each task."""
+    by_task: dict[str, list[bool]] = {}
+    for trajectory in trajectories:
+        if trajectory.valid:
+            by_task.setdefault(f"success/{trajectory.task}", []).append(trajectory.success)
+    return {name: sum(successes) / len(successes) for name, successes in sorted(by_task.items())}
+
+
+def _share(line: dict[str, Any], key: str) -> str:
+    return f"{line[key]:.2f}" if line.get(key) is not None else "  - "
+
+
+def lora_config(lora: Any) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+
+
+class _MetricsLine(TrainerCallback):
+    """Turns TRL's log of an update into a line of the run."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if logs and "loss" in logs:
+            self.run.keep_metrics(dict(logs))

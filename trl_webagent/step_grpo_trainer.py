@@ -1,0 +1,370 @@
+"""GRPO over trajectories whose every step is a training row: what web agents need and one conversation a sample is not.
+
+Stock `GRPOTrainer` wants one row a prompt. A web trajectory has as many rows as steps, because the context of each
+step is its own (old pages are taken out). So a batch goes through two phases inside stock
+`_generate_and_score_completions`:
+
+1. trajectories: stock code calls our rollout, which plays an episode for every prompt and gives back one representative
+   row for each; reward functions, reward weights, logging and evaluation are stock and see trajectories;
+2. rows: the trajectories become rows, each with its advantage and the coefficient of its token sum, both from
+   `Objective.plan` over the whole (global) batch.
+
+The loss is `Objective.loss` over rows, a sum that does not depend on how rows are split into forward passes or ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from transformers import TrainerCallback
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import pad, use_adapter
+
+from trl_webagent.step_grpo_config import StepGRPOConfig
+from webagent_core.episode.rollout import GenerateBatch
+from webagent_core.episode.runner import ContextOverflow, Response
+from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
+from webagent_core.objectives import Objective, Plan, RowTensors, TrajectoryFacts
+
+# Plays one episode for each dataset row and returns the trajectories in that order. It may call the policy as often
+# as it likes; `webagent_core.episode.browser_rollout.BrowserRollout` is the one for real pages.
+Play = Callable[[list[dict[str, Any]], GenerateBatch], list[Trajectory]]
+
+
+def trajectory_reward(trajectory: list[Trajectory], **_: Any) -> list[float | None]:
+    """The default reward function: each trajectory's own reward, None (left out of everything) if it is not valid."""
+    return [each.reward if each.valid else None for each in trajectory]
+
+
+class StepGRPOTrainer(GRPOTrainer):
+    """GRPOTrainer for multi-step trajectories; see the module's text and `StepGRPOConfig`.
+
+    Args:
+        objective: the method's loss, e.g. `webagent_core.objectives.load_objective("webagent_r1")`.
+        play: plays episodes for a batch of dataset rows, see `Play`.
+        reward_funcs: as in TRL; each is also given `trajectory`, the list of `Trajectory`. None for a trajectory takes
+            it out of group statistics, loss, denominators and metrics. Default: `trajectory_reward`.
+        on_trajectories: called once a batch with (trajectories, advantages), after scoring; for logs and dumps.
+
+    Everything else, from PEFT to vLLM, is GRPOTrainer's. `beta` > 0 needs a model path (or LoRA) for the reference, as
+    in TRL.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        objective: Objective,
+        play: Play,
+        args: StepGRPOConfig,
+        reward_funcs: Any = trajectory_reward,
+        on_trajectories: Callable[[list[Trajectory], list[Any]], None] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.objective = objective
+        self.play = play
+        self.on_trajectories = on_trajectories
+        self._playing = False
+        self._inputs: list[dict[str, Any]] = []
+        self._trajectories: list[Trajectory] = []
+        self._generated_tokens = 0
+        # Stock code builds the reference model if, and only if, beta is not 0.
+        args.beta = getattr(objective, "beta", 0.0) if objective.uses_reference else 0.0
+        logging.getLogger("trl.trainer.grpo_trainer").addFilter(_not_about_unscored_rows)
+        super().__init__(model, reward_funcs=reward_funcs, args=args, rollout_func=_rollout, **kwargs)
+        self.add_callback(_NoStepWithoutRows(self))
+
+    # ------------------------------------------------------------------------------------------------ generation
+
+    def generate(self, chats: list[list[dict]]) -> list[Response | ContextOverflow]:
+        """One sampled answer a chat from the policy as it is now; a chat that does not fit gives a ContextOverflow."""
+        prompt_ids, _, _ = self._tokenize_prompts(chats)
+        limit = self.args.max_context_tokens
+        fits = [not limit or len(ids) + self.max_completion_length <= limit for ids in prompt_ids]
+        answers: list[Response | ContextOverflow] = [
+            ContextOverflow(f"a prompt of {len(ids)} tokens leaves no room for {self.max_completion_length} in {limit}")
+            for ids in prompt_ids
+        ]
+        fitting = [index for index, fit in enumerate(fits) if fit]
+        if not fitting:
+            return answers
+        response_ids, _ = self._generate_single_turn([prompt_ids[i] for i in fitting], None, {}, num_generations=1)
+        texts = self._tokenizer.batch_decode(response_ids, skip_special_tokens=True)
+        for index, ids, text in zip(fitting, response_ids, texts, strict=True):
+            cut = not ids or ids[-1] not in self.eos_token_ids
+            answers[index] = Response(text, list(prompt_ids[index]), list(ids), "length" if cut else "stop")
+            self._generated_tokens += len(ids)
+        return answers
+
+    def _play(self, prompts: list[Any]) -> dict[str, Any]:
+        """Phase 1, called by stock `_generate` through `_rollout`: one representative row a trajectory."""
+        if len(prompts) != len(self._inputs):
+            raise RuntimeError(
+                f"{len(prompts)} prompts for {len(self._inputs)} dataset rows: TRL changed how it batches"
+            )
+        started, self._generated_tokens = time.perf_counter(), 0
+        self._trajectories = self.play(self._inputs, self.generate)
+        self._log_rollout(time.perf_counter() - started)
+        nothing = [self._tokenizer.eos_token_id]  # an episode that never began still stands for itself in stock code
+        return {
+            "prompt_ids": [t.steps[0].prompt_ids if t.steps else nothing for t in self._trajectories],
+            "completion_ids": [
+                [token for step in t.steps for token in step.response_ids] or nothing for t in self._trajectories
+            ],
+            "logprobs": None,
+            "trajectory": self._trajectories,
+        }
+
+    def _log_rollout(self, seconds: float) -> None:
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        everyone = [(t.valid, t.reward, len(t.steps), t.exit_status) for t in self._trajectories]
+        everyone = gather_object(everyone)
+        tokens, steps = (sum(gather_object([x])) for x in (self._generated_tokens, sum(each[2] for each in everyone)))
+        steps /= self.accelerator.num_processes
+        valid = [each for each in everyone if each[0]]
+        if valid:
+            metrics["success"].append(sum(reward >= 1 for _, reward, _, _ in valid) / len(valid))
+            metrics["return"].append(sum(reward for _, reward, _, _ in valid) / len(valid))
+            metrics["steps"].append(sum(count for _, _, count, _ in valid) / len(valid))
+        metrics["trajectories"].append(float(len(everyone)))
+        metrics["invalid"].append(float(len(everyone) - len(valid)))
+        counts = Counter(status for *_, status in everyone)
+        for status in ExitStatus:
+            metrics[f"exit_status/{status}"].append(float(counts[status]))
+        metrics["tokens_per_second"].append(tokens / seconds)
+        metrics["browser_steps_per_second"].append(steps / seconds)
+        metrics["seconds/rollout"].append(seconds)
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        rewards = super()._calculate_rewards(*args, **kwargs)  # (world trajectories, functions), gathered
+        weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
+        self._rewards = torch.where(rewards.isnan().all(dim=1), torch.nan, weighted).tolist()
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._inputs, self._playing = inputs, True
+        try:
+            super()._generate_and_score_completions(inputs)
+        finally:
+            self._playing = False
+        plan, first = self._plan()
+        mine = plan.trajectories[first : first + len(self._trajectories)]
+        if self.on_trajectories:
+            self.on_trajectories(self._trajectories, [each.advantage if each.kept else None for each in mine])
+        return self._rows(mine)
+
+    # ------------------------------------------------------------------------------------------------ rows
+
+    def _plan(self) -> tuple[Plan, int]:
+        """The objective's plan over the trajectories of all ranks, and the index of this rank's first."""
+        facts = [(t.group, [len(step.response_ids) for step in t.steps]) for t in self._trajectories]
+        everyone = gather_object(facts)
+        plan = self.objective.plan(
+            [
+                TrajectoryFacts(
+                    group=group,
+                    reward=None if math.isnan(reward) else reward,
+                    valid=not math.isnan(reward),
+                    tokens=tokens,
+                )
+                for (group, tokens), reward in zip(everyone, self._rewards, strict=True)
+            ]
+        )
+        return plan, self.accelerator.process_index * len(facts)
+
+    def _rows(self, trajectories: list[Any]) -> dict[str, Any]:
+        """Phase 2: the rows that take part in the loss, laid out for stock buffering, shuffling and splitting."""
+        steps: list[Step] = []
+        rows: list[Any] = []
+        for trajectory, planned in zip(self._trajectories, trajectories, strict=True):
+            for step, row in zip(trajectory.steps, planned.rows, strict=True):
+                if row.coefficient and (self.objective.uses_reference or torch.as_tensor(row.advantage).any()):
+                    steps.append(step)
+                    rows.append(row)
+        count = len(rows)
+        device, pad_id = self.accelerator.device, self._tokenizer.pad_token_id
+        prompts = [torch.tensor(step.prompt_ids) for step in steps]
+        responses = [torch.tensor(step.response_ids) for step in steps]
+        # Every rank must take part in the same passes, and stock splitting drops what does not divide: fill up with
+        # rows of coefficient 0.
+        chunks = self.args.steps_per_generation if self.model.training else 1
+        wanted = max(gather_object([max(count, 1)]))
+        for _ in range(math.ceil(wanted / chunks) * chunks - count):
+            prompts.append(torch.tensor([pad_id]))
+            responses.append(torch.tensor([pad_id]))
+        filler = len(prompts) - count
+        batch: dict[str, Any] = {
+            "prompt_ids": pad(prompts, pad_id, "left"),
+            "prompt_mask": pad([torch.ones_like(ids) for ids in prompts], 0, "left"),
+            "completion_ids": pad(responses, pad_id, "right"),
+            "completion_mask": pad([torch.ones_like(ids) for ids in responses], 0, "right"),
+            "coefficients": torch.tensor([row.coefficient for row in rows] + [0.0] * filler),
+            "advantages": self._advantages(rows, filler),
+        }
+        batch = {name: tensor.to(device) for name, tensor in batch.items()}
+        self._rows_in_batch = sum(gather_object([count]))
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["rows"].append(float(self._rows_in_batch))
+        batch.update(self._stored_logps(batch))
+        return batch
+
+    @staticmethod
+    def _advantages(rows: list[Any], filler: int) -> torch.Tensor:
+        """(M,), or (M, L) for a method that tells tokens apart."""
+        if not any(isinstance(row.advantage, torch.Tensor) for row in rows):
+            return torch.tensor([float(row.advantage) for row in rows] + [0.0] * filler)
+        per_token = [torch.as_tensor(row.advantage, dtype=torch.float32).reshape(-1) for row in rows]
+        return pad(per_token + [torch.zeros(1)] * filler, 0.0, "right")
+
+    @torch.no_grad()
+    def _stored_logps(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Log-probabilities that stay as they are during the update: of the policy that starts it, of the reference."""
+        stored = {}
+        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            # With one optimizer step a batch the first forward pass of the loss is this one, so it is not run twice.
+            if self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations) != 0:
+                stored["old_per_token_logps"] = self._logps(self.model, batch)
+            if self.objective.uses_reference:
+                if self.ref_model is not None:
+                    stored["ref_per_token_logps"] = self._logps(self.ref_model, batch)
+                else:
+                    policy = self.accelerator.unwrap_model(self.model)
+                    with use_adapter(policy, adapter_name="ref" if "ref" in policy.peft_config else None):
+                        stored["ref_per_token_logps"] = self._logps(self.model, batch)
+        return stored
+
+    def _logps(self, model: Any, batch: dict[str, Any]) -> torch.Tensor:
+        """(M, L) log-probabilities of the responses' tokens, a bounded number of rows at a time."""
+        result = torch.zeros_like(batch["completion_ids"], dtype=torch.float32)
+        for rows, part in self._chunks(batch):
+            logps, _ = self._forward(model, part, entropy=False)
+            result[rows, : logps.size(1)] = logps.float()
+        return result
+
+    def _chunks(self, batch: dict[str, Any]) -> list[tuple[torch.Tensor, dict[str, Any]]]:
+        """(row indices, rows) of at most `max_rows_per_forward` rows of like length, cut to the longest of them."""
+        prompts, responses = batch["prompt_mask"].sum(1), batch["completion_mask"].sum(1)
+        order = torch.argsort(prompts + responses, stable=True)
+        size = self.args.max_rows_per_forward or len(order)
+        chunks = []
+        for rows in order.split(size):
+            part = {name: tensor[rows] for name, tensor in batch.items() if tensor is not None and tensor.ndim}
+            prompt, response = int(prompts[rows].max()), int(responses[rows].max())
+            for name, tensor in part.items():
+                if name.startswith("prompt_"):
+                    part[name] = tensor[:, -prompt:]
+                elif tensor.ndim == 2:
+                    part[name] = tensor[:, :response]
+            chunks.append((rows, part))
+        return chunks
+
+    def _forward(self, model: Any, rows: dict[str, Any], *, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        logps, entropies, _ = super()._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
+            torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
+            rows["completion_ids"].size(1),
+            compute_entropy=entropy,
+        )
+        return logps, entropies
+
+    def _get_per_token_logps_and_entropies(self, model, input_ids, attention_mask, logits_to_keep, **kwargs):
+        # Stock code would score the representative rows; nothing reads what comes of it.
+        if self._playing:
+            return torch.zeros(input_ids.size(0), logits_to_keep, device=input_ids.device), None, None
+        return super()._get_per_token_logps_and_entropies(model, input_ids, attention_mask, logits_to_keep, **kwargs)
+
+    # ------------------------------------------------------------------------------------------------ loss
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """The batch's loss. Runs at most `max_rows_per_forward` rows at a time, each chunk's backward before the
+        next."""
+        if return_outputs:
+            raise ValueError("StepGRPOTrainer does not return outputs")
+        started = time.perf_counter()
+        chunks = self._chunks(inputs)
+        done = torch.zeros((), device=self.accelerator.device)
+        for index, (_, rows) in enumerate(chunks):
+            loss = self._compute_loss(model, rows)
+            if index + 1 < len(chunks) and model.training:
+                with self.accelerator.no_sync(model):
+                    self.accelerator.backward(loss)
+                loss = loss.detach()
+            if index + 1 < len(chunks):
+                done = done + loss.detach()
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["seconds/loss"].append(time.perf_counter() - started)
+        return loss + done  # the last chunk's graph; the value of all
+
+    def _compute_loss(self, model, inputs):
+        logps, entropies = self._forward(model, inputs, entropy=True)
+        out = self.objective.loss(
+            RowTensors(
+                logp=logps,
+                mask=inputs["completion_mask"],
+                advantage=inputs["advantages"],
+                coefficient=inputs["coefficients"],
+                old_logp=inputs.get("old_per_token_logps"),
+                ref_logp=inputs.get("ref_per_token_logps"),
+            )
+        )
+        live = inputs["completion_mask"].bool() & (inputs["coefficients"] != 0).unsqueeze(1)
+        self._count("entropy", (entropies.detach() * live).sum(), live.sum())
+        for name, metric in out.metrics.items():
+            self._count(name, metric.sum, metric.count)
+        if not model.training:
+            return out.loss * self.accelerator.num_processes
+        # Data-parallel training averages gradients over ranks; ours are shares of one sum. And a batch that is split
+        # over several optimizer steps gives each of them a share that must count as a whole.
+        share = self.args.steps_per_generation / self.current_gradient_accumulation_steps
+        return out.loss * self.accelerator.num_processes * share
+
+    def _count(self, name: str, total: torch.Tensor, count: torch.Tensor) -> None:
+        """Add to a token mean that `log` will report: weighted by tokens over all chunks and ranks."""
+        sums = self._token_sums.setdefault(name, [0.0, 0.0])
+        sums[0] += float(total)
+        sums[1] += float(count)
+
+    @property
+    def _token_sums(self) -> dict[str, list[float]]:
+        return self.__dict__.setdefault("_token_sums_", {})
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        mode = "train" if self.model.training else "eval"
+        names = sorted(set(gather_object(list(self._token_sums))))
+        sums = torch.tensor([self._token_sums.get(name, [0.0, 0.0]) for name in names], device=self.accelerator.device)
+        if names:
+            sums = self.accelerator.reduce(sums, reduction="sum")
+            for name, (total, count) in zip(names, sums.tolist(), strict=True):
+                if count:
+                    self._metrics[mode][name].append(total / count)
+            self._token_sums.clear()
+        super().log(logs, start_time)
+
+
+def _rollout(prompts: list[Any], trainer: StepGRPOTrainer) -> dict[str, Any]:
+    return trainer._play(prompts)
+
+
+def _not_about_unscored_rows(record: logging.LogRecord) -> bool:
+    # Stock code prints all of an unscored row's columns, for us a whole trajectory. It is counted by kind instead.
+    return not str(record.msg).startswith("All reward functions returned None")
+
+
+class _NoStepWithoutRows(TrainerCallback):
+    """An update that no trajectory is left for must not move the policy, as Adam's momentum would."""
+
+    def __init__(self, trainer: StepGRPOTrainer) -> None:
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        if self.trainer._rows_in_batch == 0:
+            model.zero_grad(set_to_none=True)

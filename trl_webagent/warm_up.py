@@ -1,0 +1,161 @@
+"""Warm-up by imitation: demonstrations from the real browser, then TRL's SFTTrainer. Kept, so that a second run
+starts at once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer
+
+import webagent_core
+from trl_webagent.console import Console, StepBar, quiet
+from webagent_core.episode.browser_rollout import BrowserRollout
+from webagent_core.policy.demonstrations import gather
+from webagent_core.policy.tiny import build_policy
+from webagent_core.policy.tokenizer import build_tokenizer
+from webagent_core.recipe import Recipe
+from webagent_core.tasks.task import Task
+
+
+def cache_folder() -> Path:
+    """Where warmed-up policies are kept: $WEBAGENT_CACHE, else webagent-rl in the user's cache folder."""
+    home = os.environ.get("WEBAGENT_CACHE")
+    return Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "webagent-rl"
+
+
+def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
+    """Folder of the warmed-up tiny policy (model and tokenizer) of `recipe`: the kept one, or made now.
+
+    The folder's name is a hash of everything that the result depends on.
+    """
+    settings, seed = recipe.policy.warm_up, recipe.train.seed
+    chats = _demonstrations(recipe, rollout, console)
+    libraries = [(name, version(name)) for name in ("torch", "transformers", "trl", "tokenizers")]
+    key = _hash(
+        ["policy"],
+        chats,
+        settings.model_dump(),
+        recipe.policy.tiny.model_dump(),
+        seed,
+        libraries,
+        Path(__file__).read_text(),
+    )
+    folder = cache_folder() / f"warm-up-{key}"
+    if folder.is_dir():
+        console.say(f"warm-up: kept from an earlier run ({folder})")
+        return folder
+    tokenizer = build_tokenizer("\n".join([chat["goal"], *chat["pages"]]) for chat in chats)
+    shape = recipe.policy.tiny
+    model = build_policy(tokenizer, hidden=shape.width, layers=shape.layers, heads=shape.heads, seed=seed)
+    rows = [row for chat in chats for row in chat["rows"]]
+    making = folder.with_name(f"{folder.name}.{os.getpid()}")
+    arguments = SFTConfig(
+        output_dir=str(making / "trainer"),
+        per_device_train_batch_size=settings.batch_size,
+        max_steps=settings.steps,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=min(20, settings.steps // 10),
+        weight_decay=0.01,
+        adam_beta2=0.98,
+        completion_only_loss=True,
+        max_length=recipe.rollout.max_context_tokens,
+        train_sampling_strategy="group_by_length",
+        seed=seed,
+        save_strategy="no",
+        report_to="none",
+        logging_steps=max(1, settings.steps // 20),
+        disable_tqdm=True,
+        **cpu_arguments(),
+    )
+    with console.progress("warm-up: imitation", settings.steps) as bar:
+        trainer = SFTTrainer(
+            model=model,
+            args=arguments,
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tokenizer,
+            callbacks=[StepBar(bar)],
+        )
+        quiet(trainer)
+        trainer.train()
+    loss = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    console.say(
+        f"warm-up: {settings.steps} steps on {len(rows)} demonstrated steps, loss {loss[0]:.2f} -> {loss[-1]:.2f}"
+    )
+    model.save_pretrained(making)
+    tokenizer.save_pretrained(making)
+    shutil.rmtree(making / "trainer", ignore_errors=True)
+    making.replace(folder)
+    return folder
+
+
+def _demonstrations(recipe: Recipe, rollout: BrowserRollout, console: Console) -> list[dict[str, Any]]:
+    """The demonstrated episodes, as {goal, pages, rows}; rows are prompt and completion of each step."""
+    settings, seed = recipe.policy.warm_up, recipe.train.seed
+    pages = [version("miniwob"), rollout.pool.browser_version]
+    key = _hash(
+        ["browser", "episode", "tasks"],
+        recipe.tasks.model_dump(),
+        settings.demonstrations,
+        settings.mistakes,
+        seed,
+        pages,
+    )
+    file = cache_folder() / f"demonstrations-{key}.json"
+    if file.is_file():
+        console.say(f"demonstrations: kept from an earlier run ({file})")
+        return json.loads(file.read_text())
+    names, rng = recipe.tasks.names, random.Random(f"demonstrations/{seed}")
+    tasks = [
+        Task(names[i % len(names)], rng.randrange(*recipe.tasks.train_seeds)) for i in range(settings.demonstrations)
+    ]
+    rollout.runner.screenshots = False
+    with console.progress("warm-up: demonstrations", len(tasks)) as bar:
+        trajectories = gather(rollout, tasks, mistakes=settings.mistakes, seed=seed, progress=lambda _: bar.advance(0))
+    rollout.runner.screenshots = True
+    good = [trajectory for trajectory in trajectories if trajectory.valid]
+    succeeded = sum(trajectory.success for trajectory in good) / len(good)
+    console.say(f"demonstrations: {len(good)} episodes of a demonstrator that succeeds in {succeeded:.0%}")
+    chats = [
+        {
+            "goal": trajectory.goal,
+            "pages": [step.observation for step in trajectory.steps],
+            "rows": [
+                {"prompt": step.messages, "completion": [{"role": "assistant", "content": step.response}]}
+                for step in trajectory.steps
+            ],
+        }
+        for trajectory in good
+    ]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    making = file.with_suffix(f".{os.getpid()}")
+    making.write_text(json.dumps(chats))
+    making.replace(file)
+    return chats
+
+
+def _hash(rooms: Sequence[str], *inputs: Any) -> str:
+    """Hash of the source files of these rooms of webagent_core and of the inputs."""
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode())
+    for room in rooms:
+        folder = Path(webagent_core.__file__).parent / room
+        for file in sorted([*folder.glob("*.py"), *folder.glob("*.js")]):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def cpu_arguments() -> dict[str, Any]:
+    """Trainer arguments that a machine without an accelerator needs; empty on one that has one."""
+    if torch.accelerator.is_available():
+        return {}
+    return {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}

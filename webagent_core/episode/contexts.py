@@ -1,0 +1,49 @@
+"""What the policy is shown at each step: a rule of what is kept of the past, as chat messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from webagent_core.episode.trajectory import Step
+
+
+class PlaceholderContext:
+    """WebAgent-R1's rule (section 2.3): one growing conversation h_t = (s'_1, a_1, s'_2, a_2, ..., s_t).
+
+    The newest observation stands in full. Each older one has become the literal placeholder, a few tokens; the policy's
+    own responses all stay. The goal is part of the first user turn and never cut.
+
+    Args:
+        system: system prompt, or None for none.
+    """
+
+    placeholder = "Simplified HTML"
+
+    def __init__(self, system: str | None = None) -> None:
+        self.system = system
+
+    def messages(self, goal: str, steps: Sequence[Step], observation: str) -> list[dict]:
+        """The chat before the next response; `steps` are those done, `observation` is what is on the page now."""
+        chat = [{"role": "system", "content": self.system}] if self.system else []
+        for index, step in enumerate(steps):
+            chat.append({"role": "user", "content": self._turn(goal, index, self.placeholder, steps)})
+            chat.append({"role": "assistant", "content": step.response})
+        chat.append({"role": "user", "content": self._turn(goal, len(steps), observation, steps)})
+        return chat
+
+    @staticmethod
+    def _turn(goal: str, index: int, page: str, steps: Sequence[Step]) -> str:
+        lines = [f"Task: {goal}"] if index == 0 else []
+        if index and steps[index - 1].error:
+            lines.append(f"Feedback: {steps[index - 1].error}")
+        return "\n".join([*lines, page])
+
+
+def goal_of(messages: list[dict]) -> str:
+    """The goal as a chat states it."""
+    for message in messages:
+        found = re.match(r"Task: (.*)", message["content"]) if message["role"] == "user" else None
+        if found:
+            return found.group(1)
+    raise ValueError("the chat states no task")
