@@ -87,7 +87,7 @@ def _checked_recipe(recipe_name: str, arguments: argparse.Namespace) -> Recipe:
         check_name(name)
         if recipe.policy.warm_up:
             check_demonstrated(name)
-    _check_model(recipe)
+    _check_model(recipe.policy.model)
     if arguments.resume and not last_checkpoint(arguments.out):
         raise FileNotFoundError(f"--resume: {arguments.out} holds no checkpoint to go on from")
     if not arguments.resume and (arguments.out / "metrics.jsonl").exists():
@@ -98,17 +98,20 @@ def _checked_recipe(recipe_name: str, arguments: argparse.Namespace) -> Recipe:
     return recipe
 
 
-def _check_model(recipe: Recipe) -> None:
-    model = recipe.policy.model
-    if model == "tiny":
-        if recipe.policy.warm_up is None:
-            raise ValueError(
-                "policy.warm_up = null: policy.model = 'tiny' starts from random weights and needs a warm-up"
-            )
-    elif model is None or not (Path(model) / "config.json").is_file():
-        raise FileNotFoundError(
-            f"policy.model = {model!r}: no such model; allowed are tiny and a folder with a config.json"
-        )
+def _check_model(name: str | None) -> None:
+    """Raise FileNotFoundError unless `name` is tiny, the folder of a model, or a model of the hub."""
+    if name == "tiny" or (name and (Path(name) / "config.json").is_file()):
+        return
+    allowed = "tiny, a folder with a config.json, the name of a model on the hub"
+    if name and not Path(name).exists():
+        from huggingface_hub import HfApi, constants
+
+        try:
+            if not constants.HF_HUB_OFFLINE and HfApi().model_info(name, timeout=10):
+                return
+        except Exception as error:  # whatever the hub or the way to it answers, the user's remedy is the same
+            allowed += f" (it answers {type(error).__name__})"
+    raise FileNotFoundError(f"policy.model = {name!r}: no such model; allowed are {allowed}")
 
 
 def last_checkpoint(out: Path) -> str | None:

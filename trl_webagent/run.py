@@ -19,7 +19,7 @@ from trl_webagent.command_line import last_checkpoint
 from trl_webagent.console import Console, quiet
 from trl_webagent.step_grpo_config import StepGRPOConfig
 from trl_webagent.step_grpo_trainer import StepGRPOTrainer
-from trl_webagent.warm_up import cpu_arguments, warm_up
+from trl_webagent.warm_up import cpu_arguments, start_of, warm_up
 from webagent_core.browser.page import PageLimits
 from webagent_core.episode.browser_rollout import BrowserRollout
 from webagent_core.episode.rollout import GenerateBatch
@@ -60,8 +60,8 @@ class Run:
             self.console.say(
                 f"{recipe.type}, {recipe.preset} preset: Chromium {version}, {browser.pages} pages, run in {self.out}"
             )
-            model = recipe.policy.model
-            self.trainer = self._trainer(str(warm_up(recipe, self.rollout, self.console)) if model == "tiny" else model)
+            model = warm_up(recipe, self.rollout, self.console) if recipe.policy.warm_up else start_of(recipe)
+            self.trainer = self._trainer(str(model))
             self._train(last_checkpoint(self.out) if self.resume else None)
         self._report(time.monotonic() - started)
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 import webagent_core
 from trl_webagent.console import Console, StepBar, quiet
 from webagent_core.episode.browser_rollout import BrowserRollout
 from webagent_core.policy.demonstrations import gather
-from webagent_core.policy.tiny import build_policy
-from webagent_core.policy.tokenizer import build_tokenizer
+from webagent_core.policy.tiny import BASE
 from webagent_core.recipe import Recipe
 from webagent_core.tasks.task import Task
 
@@ -34,7 +34,7 @@ def cache_folder() -> Path:
 
 
 def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
-    """Folder of the warmed-up tiny policy (model and tokenizer) of `recipe`: the kept one, or made now.
+    """Folder of the policy that `recipe` starts from (model and tokenizer), warmed up: the kept one, or made now.
 
     The folder's name is a hash of everything that the result depends on.
     """
@@ -45,7 +45,7 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
         ["policy"],
         chats,
         settings.model_dump(),
-        recipe.policy.tiny.model_dump(),
+        recipe.policy.model,
         seed,
         libraries,
         Path(__file__).read_text(),
@@ -54,9 +54,9 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
     if folder.is_dir():
         console.say(f"warm-up: kept from an earlier run ({folder})")
         return folder
-    tokenizer = build_tokenizer("\n".join([chat["goal"], *chat["pages"]]) for chat in chats)
-    shape = recipe.policy.tiny
-    model = build_policy(tokenizer, hidden=shape.width, layers=shape.layers, heads=shape.heads, seed=seed)
+    base = start_of(recipe)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(base)
     rows = [row for chat in chats for row in chat["rows"]]
     making = folder.with_name(f"{folder.name}.{os.getpid()}")
     arguments = SFTConfig(
@@ -97,6 +97,11 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
     shutil.rmtree(making / "trainer", ignore_errors=True)
     making.replace(folder)
     return folder
+
+
+def start_of(recipe: Recipe) -> str:
+    """Folder or hub name of the model before any training."""
+    return str(BASE) if recipe.policy.model == "tiny" else recipe.policy.model
 
 
 def _demonstrations(recipe: Recipe, rollout: BrowserRollout, console: Console) -> list[dict[str, Any]]:
@@ -145,11 +150,11 @@ def _demonstrations(recipe: Recipe, rollout: BrowserRollout, console: Console) -
 
 
 def _hash(rooms: Sequence[str], *inputs: Any) -> str:
-    """Hash of the source files of these rooms of webagent_core and of the inputs."""
+    """Hash of the files in these rooms of webagent_core and of the inputs."""
     digest = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode())
     for room in rooms:
-        folder = Path(webagent_core.__file__).parent / room
-        for file in sorted([*folder.glob("*.py"), *folder.glob("*.js")]):
+        files = (Path(webagent_core.__file__).parent / room).rglob("*")
+        for file in sorted(file for file in files if file.is_file() and file.suffix != ".pyc"):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 

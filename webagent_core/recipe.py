@@ -127,19 +127,11 @@ class WarmUp(Section):
     batch_size: Count = 32  # rows
 
 
-class Tiny(Section):
-    """Shape of the embedded policy, `policy.model: tiny`."""
-
-    layers: Count = 2
-    width: Count = 128
-    heads: Count = 4
-
-
 class Policy(Section):
-    model: str | None = None  # "tiny", or the path or hub name of a model; a recipe without a profile leaves it to you
+    # "tiny" (webagent_core.policy), or the folder or hub name of a model. Without a profile it is left to you.
+    model: str | None = None
     lora: Lora | None = None
     warm_up: WarmUp | None = None
-    tiny: Tiny = Tiny()
 
 
 class Browser(Section):

@@ -1,13 +1,18 @@
-"""The tiny policy itself: a Qwen3 of two layers, from random weights."""
+"""The tiny policy itself: a Qwen3 of three layers. Its base is shipped; trl_webagent/pretrain.py is what made it."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
+# Folder of the shipped base and its tokenizer: it can look up a name and copy the id after it, and knows no task.
+BASE = Path(__file__).parent / "base"
+
 
 def build_policy(
-    tokenizer: PreTrainedTokenizerBase, *, hidden: int = 128, layers: int = 2, heads: int = 4, seed: int = 0
+    tokenizer: PreTrainedTokenizerBase, *, hidden: int = 128, layers: int = 3, heads: int = 4, seed: int = 0
 ) -> Qwen3ForCausalLM:
     """A causal LM with random weights drawn from `seed`; global random state is left as it was."""
     config = Qwen3Config(
