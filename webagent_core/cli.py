@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 # Kind of method, in a few words; `webagent ls` shows them.
 METHODS = {
     "agentq": "tree search, DPO on its pairs",
-    "arpo": "GRPO on whole trajectories, replay of successes",
-    "asyncwebrl": "GRPO on stale data, divided by a constant",
-    "hiconagent": "GRPO on recorded single steps, full and short history",
+    "arpo": "GRPO with replay of successes",
+    "asyncwebrl": "GRPO on stale data",
+    "hiconagent": "GRPO on recorded single steps",
     "openwebrl": "GRPO over turns, asymmetric clip",
-    "uitars": "DPO on corrected steps, after imitation",
+    "uitars": "DPO on corrected steps",
     "uitars2": "PPO with a pretrained critic",
     "webagent_r1": "multi-turn GRPO on page text",
     "webgym": "imitation of own successes",
-    "webrl": "regression to advantages, with a critic",
+    "webrl": "regression to advantages",
     "zerogui": "GRPO with a voting judge",
 }
 
@@ -97,7 +97,7 @@ def ls() -> None:
     """List the recipes: paper, kind of method, presets, profiles, and the training script if it has one."""
     from webagent_core.recipe import read_yaml, shipped_recipes
 
-    table = make_table("recipe", "paper", "method", "presets", "profiles", "training script")
+    table = make_table("recipe", "paper", "method", "presets", "profiles", "training")
     with one_line_errors():
         for name, path in shipped_recipes().items():
             content = read_yaml(path)
