@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from webagent_core.browser.chromium import find_chromium
+from webagent_core.cli import override
 from webagent_core.recipe import Recipe, load_recipe
 from webagent_core.tasks.demonstrations import check_demonstrated
 from webagent_core.tasks.miniwob import check_name
@@ -26,11 +27,11 @@ SMOKE = {
 }
 
 
-def main(recipe_name: str, argv: list[str] | None = None) -> None:
-    """Run `recipe_name` as the arguments say; a bad argument or setting ends with one line on standard error."""
-    arguments = _parse(recipe_name, argv)
+def main(recipe_folder: Path, argv: list[str] | None = None) -> None:
+    """Run the recipe in `recipe_folder`; a bad argument or setting ends with one line on standard error."""
+    arguments = _parse(recipe_folder.name, argv)
     try:
-        recipe = _checked_recipe(recipe_name, arguments)
+        recipe = _checked_recipe(recipe_folder, arguments)
     except (ValueError, FileNotFoundError, ModuleNotFoundError, RuntimeError) as error:
         sys.exit(f"error: {error}")
     if arguments.dry_run:
@@ -71,18 +72,14 @@ def _parse(recipe_name: str, argv: list[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def _checked_recipe(recipe_name: str, arguments: argparse.Namespace) -> Recipe:
+def _checked_recipe(recipe_folder: Path, arguments: argparse.Namespace) -> Recipe:
     """The recipe, with everything checked that can be checked cheaply.
 
     Raises ValueError or FileNotFoundError whose message names the field, its value and what is allowed.
     """
     overrides: dict[str, Any] = {"train.seed": arguments.seed} | (SMOKE if arguments.smoke else {})
-    for setting in arguments.set:
-        key, equals, value = setting.partition("=")
-        if not equals:
-            raise ValueError(f"--set {setting!r}: allowed is SECTION.KEY=VALUE, e.g. rollout.group_size=8")
-        overrides[key] = yaml.safe_load(value)
-    recipe = load_recipe(recipe_name, arguments.preset, arguments.profile, overrides)
+    overrides |= dict(map(override, arguments.set))
+    recipe = load_recipe(recipe_folder, arguments.preset, arguments.profile, overrides)
     for name in recipe.tasks.names:
         check_name(name)
         if recipe.policy.warm_up:

@@ -15,7 +15,9 @@ class StepGRPOConfig(GRPOConfig):
     response. What counts differently: `per_device_train_batch_size` counts trajectories, since how many rows they
     will have is not known before they are played; memory is bounded by `max_rows_per_forward`. What the objective
     decides instead, so that setting it here is refused: `loss_type`, `epsilon`, `epsilon_high`, `delta`,
-    `scale_rewards`, `importance_sampling_level`. `beta` is copied from the objective.
+    `scale_rewards`, `importance_sampling_level`, `multi_objective_aggregation`, `use_bias_correction_kl`,
+    `off_policy_mask_threshold`, `mask_truncated_completions`, `top_entropy_quantile` and `entropy_coef`. `beta` is copied
+    from the objective; the trainer refuses another one.
 
     > Parameters that control the rows
 
@@ -35,7 +37,11 @@ class StepGRPOConfig(GRPOConfig):
     )
 
     # The objective's ground. Compared with GRPOConfig's own defaults: only a value that somebody set is refused.
-    _OBJECTIVES_OWN = ("loss_type", "epsilon", "epsilon_high", "delta", "scale_rewards", "importance_sampling_level")
+    _OBJECTIVES_OWN = (
+        "loss_type", "epsilon", "epsilon_high", "delta", "scale_rewards", "importance_sampling_level",
+        "multi_objective_aggregation", "use_bias_correction_kl", "off_policy_mask_threshold", "mask_truncated_completions",
+        "top_entropy_quantile", "entropy_coef",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

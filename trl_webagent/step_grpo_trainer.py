@@ -31,7 +31,7 @@ from trl.trainer.utils import pad, use_adapter
 from trl_webagent.step_grpo_config import StepGRPOConfig
 from webagent_core.episode.rollout import GenerateBatch
 from webagent_core.episode.runner import ContextOverflow, Response
-from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
+from webagent_core.episode.trajectory import NOT_THE_POLICY, ExitStatus, Step, Trajectory
 from webagent_core.objectives import Objective, Plan, RowTensors, TrajectoryFacts
 
 # Plays one episode for each dataset row and returns the trajectories in that order. It may call the policy as often
@@ -51,7 +51,8 @@ class StepGRPOTrainer(GRPOTrainer):
         objective: the method's loss, e.g. `webagent_core.objectives.load_objective("webagent_r1")`.
         play: plays episodes for a batch of dataset rows, see `Play`.
         reward_funcs: as in TRL; each is also given `trajectory`, the list of `Trajectory`. None for a trajectory takes
-            it out of group statistics, loss, denominators and metrics. Default: `trajectory_reward`.
+            it out of group statistics, loss, denominators and metrics, as an exit status that no policy can have
+            caused does whatever the functions say. Default: `trajectory_reward`.
         on_trajectories: called once a batch with (trajectories, advantages), after scoring; for logs and dumps.
 
     Everything else, from PEFT to vLLM, is GRPOTrainer's. `beta` > 0 needs a model path (or LoRA) for the reference, as
@@ -76,8 +77,13 @@ class StepGRPOTrainer(GRPOTrainer):
         self._inputs: list[dict[str, Any]] = []
         self._trajectories: list[Trajectory] = []
         self._generated_tokens = 0
+        self._rollout_seconds = 0.0
+        self._token_sums: dict[str, dict[str, list[float]]] = {"train": {}, "eval": {}}
         # Stock code builds the reference model if, and only if, beta is not 0.
-        args.beta = getattr(objective, "beta", 0.0) if objective.uses_reference else 0.0
+        beta = getattr(objective, "beta", 0.0) if objective.uses_reference else 0.0
+        if args.beta not in (0.0, beta):
+            raise ValueError(f"beta = {args.beta!r}: StepGRPOTrainer takes this from its objective, whose beta is {beta!r}")
+        args.beta = beta
         logging.getLogger("trl.trainer.grpo_trainer").addFilter(_not_about_unscored_rows)
         super().__init__(model, reward_funcs=reward_funcs, args=args, rollout_func=_rollout, **kwargs)
         self.add_callback(_NoStepWithoutRows(self))
@@ -112,7 +118,7 @@ class StepGRPOTrainer(GRPOTrainer):
             )
         started, self._generated_tokens = time.perf_counter(), 0
         self._trajectories = self.play(self._inputs, self.generate)
-        self._log_rollout(time.perf_counter() - started)
+        self._rollout_seconds = time.perf_counter() - started
         nothing = [self._tokenizer.eos_token_id]  # an episode that never began still stands for itself in stock code
         return {
             "prompt_ids": [t.steps[0].prompt_ids if t.steps else nothing for t in self._trajectories],
@@ -123,28 +129,32 @@ class StepGRPOTrainer(GRPOTrainer):
             "trajectory": self._trajectories,
         }
 
-    def _log_rollout(self, seconds: float) -> None:
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        everyone = [(t.valid, t.reward, len(t.steps), t.exit_status) for t in self._trajectories]
-        everyone = gather_object(everyone)
-        tokens, steps = (sum(gather_object([x])) for x in (self._generated_tokens, sum(each[2] for each in everyone)))
-        steps /= self.accelerator.num_processes
-        valid = [each for each in everyone if each[0]]
-        if valid:
-            metrics["success"].append(sum(reward >= 1 for _, reward, _, _ in valid) / len(valid))
-            metrics["return"].append(sum(reward for _, reward, _, _ in valid) / len(valid))
-            metrics["steps"].append(sum(count for _, _, count, _ in valid) / len(valid))
+    def _log_rollout(self) -> None:
+        metrics, seconds = self._metrics["train" if self.model.training else "eval"], self._rollout_seconds
+        everyone = gather_object([(t.success, len(t.steps), t.exit_status) for t in self._trajectories])
+        tokens = sum(gather_object([self._generated_tokens]))
+        counted = [
+            (reward, success, steps)
+            for reward, (success, steps, _) in zip(self._rewards, everyone, strict=True)
+            if not math.isnan(reward)
+        ]
+        if counted:
+            for name, values in zip(("return", "success", "steps"), zip(*counted, strict=True), strict=True):
+                metrics[name].append(sum(values) / len(counted))
         metrics["trajectories"].append(float(len(everyone)))
-        metrics["invalid"].append(float(len(everyone) - len(valid)))
-        counts = Counter(status for *_, status in everyone)
+        metrics["invalid"].append(float(len(everyone) - len(counted)))
+        statuses = Counter(status for *_, status in everyone)
         for status in ExitStatus:
-            metrics[f"exit_status/{status}"].append(float(counts[status]))
+            metrics[f"exit_status/{status}"].append(float(statuses[status]))
         metrics["tokens_per_second"].append(tokens / seconds)
-        metrics["browser_steps_per_second"].append(steps / seconds)
+        metrics["browser_steps_per_second"].append(sum(steps for _, steps, _ in everyone) / seconds)
         metrics["seconds/rollout"].append(seconds)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         rewards = super()._calculate_rewards(*args, **kwargs)  # (world trajectories, functions), gathered
+        # Whatever a reward function says of a page that broke, the policy is not to learn from it.
+        broken = gather_object([t.exit_status in NOT_THE_POLICY for t in self._trajectories])
+        rewards[torch.tensor(broken, device=rewards.device)] = torch.nan
         weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         self._rewards = torch.where(rewards.isnan().all(dim=1), torch.nan, weighted).tolist()
         return rewards
@@ -155,6 +165,7 @@ class StepGRPOTrainer(GRPOTrainer):
             super()._generate_and_score_completions(inputs)
         finally:
             self._playing = False
+        self._log_rollout()
         plan, first = self._plan()
         mine = plan.trajectories[first : first + len(self._trajectories)]
         if self.on_trajectories:
@@ -186,7 +197,8 @@ class StepGRPOTrainer(GRPOTrainer):
         rows: list[Any] = []
         for trajectory, planned in zip(self._trajectories, trajectories, strict=True):
             for step, row in zip(trajectory.steps, planned.rows, strict=True):
-                if row.coefficient and (self.objective.uses_reference or torch.as_tensor(row.advantage).any()):
+                has_loss = self.objective.uses_reference or torch.as_tensor(row.advantage).any()
+                if row.coefficient and step.response_ids and has_loss:
                     steps.append(step)
                     rows.append(row)
         count = len(rows)
@@ -210,9 +222,10 @@ class StepGRPOTrainer(GRPOTrainer):
             "advantages": self._advantages(rows, filler),
         }
         batch = {name: tensor.to(device) for name, tensor in batch.items()}
-        self._rows_in_batch = sum(gather_object([count]))
-        mode = "train" if self.model.training else "eval"
-        self._metrics[mode]["rows"].append(float(self._rows_in_batch))
+        everyones = sum(gather_object([count]))
+        if self.model.training:
+            self._rows_in_batch = everyones
+        self._metrics["train" if self.model.training else "eval"]["rows"].append(float(everyones))
         batch.update(self._stored_logps(batch))
         return batch
 
@@ -292,14 +305,13 @@ class StepGRPOTrainer(GRPOTrainer):
         started = time.perf_counter()
         chunks = self._chunks(inputs)
         done = torch.zeros((), device=self.accelerator.device)
-        for index, (_, rows) in enumerate(chunks):
-            loss = self._compute_loss(model, rows)
-            if index + 1 < len(chunks) and model.training:
-                with self.accelerator.no_sync(model):
+        for _, rows in chunks[:-1]:
+            with self.accelerator.no_sync(model):  # forward as well: that is where DDP decides what to send
+                loss = self._compute_loss(model, rows)
+                if model.training:
                     self.accelerator.backward(loss)
-                loss = loss.detach()
-            if index + 1 < len(chunks):
-                done = done + loss.detach()
+            done = done + loss.detach()
+        loss = self._compute_loss(model, chunks[-1][1])
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["seconds/loss"].append(time.perf_counter() - started)
         return loss + done  # the last chunk's graph; the value of all
@@ -329,24 +341,21 @@ class StepGRPOTrainer(GRPOTrainer):
 
     def _count(self, name: str, total: torch.Tensor, count: torch.Tensor) -> None:
         """Add to a token mean that `log` will report: weighted by tokens over all chunks and ranks."""
-        sums = self._token_sums.setdefault(name, [0.0, 0.0])
+        sums = self._token_sums["train" if self.model.training else "eval"].setdefault(name, [0.0, 0.0])
         sums[0] += float(total)
         sums[1] += float(count)
 
-    @property
-    def _token_sums(self) -> dict[str, list[float]]:
-        return self.__dict__.setdefault("_token_sums_", {})
-
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         mode = "train" if self.model.training else "eval"
-        names = sorted(set(gather_object(list(self._token_sums))))
-        sums = torch.tensor([self._token_sums.get(name, [0.0, 0.0]) for name in names], device=self.accelerator.device)
+        mine = self._token_sums[mode]
+        names = sorted(set(gather_object(list(mine))))
+        sums = torch.tensor([mine.get(name, [0.0, 0.0]) for name in names], device=self.accelerator.device)
         if names:
             sums = self.accelerator.reduce(sums, reduction="sum")
             for name, (total, count) in zip(names, sums.tolist(), strict=True):
                 if count:
                     self._metrics[mode][name].append(total / count)
-            self._token_sums.clear()
+            mine.clear()
         super().log(logs, start_time)
 
 
@@ -356,7 +365,7 @@ def _rollout(prompts: list[Any], trainer: StepGRPOTrainer) -> dict[str, Any]:
 
 def _not_about_unscored_rows(record: logging.LogRecord) -> bool:
     # Stock code prints all of an unscored row's columns, for us a whole trajectory. It is counted by kind instead.
-    return not str(record.msg).startswith("All reward functions returned None")
+    return "All reward functions returned None" not in str(record.msg)  # accelerate puts the rank before it
 
 
 class _NoStepWithoutRows(TrainerCallback):
