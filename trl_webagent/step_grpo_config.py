@@ -16,8 +16,8 @@ class StepGRPOConfig(GRPOConfig):
     will have is not known before they are played; memory is bounded by `max_rows_per_forward`. What the objective
     decides instead, so that setting it here is refused: `loss_type`, `epsilon`, `epsilon_high`, `delta`,
     `scale_rewards`, `importance_sampling_level`, `multi_objective_aggregation`, `use_bias_correction_kl`,
-    `off_policy_mask_threshold`, `mask_truncated_completions`, `top_entropy_quantile` and `entropy_coef`. `beta` is copied
-    from the objective; the trainer refuses another one.
+    `off_policy_mask_threshold`, `mask_truncated_completions`, `top_entropy_quantile` and `entropy_coef`. `beta` is
+    copied from the objective; the trainer refuses another one.
 
     > Parameters that control the rows
 
@@ -39,8 +39,8 @@ class StepGRPOConfig(GRPOConfig):
     # The objective's ground. Compared with GRPOConfig's own defaults: only a value that somebody set is refused.
     _OBJECTIVES_OWN = (
         "loss_type", "epsilon", "epsilon_high", "delta", "scale_rewards", "importance_sampling_level",
-        "multi_objective_aggregation", "use_bias_correction_kl", "off_policy_mask_threshold", "mask_truncated_completions",
-        "top_entropy_quantile", "entropy_coef",
+        "multi_objective_aggregation", "use_bias_correction_kl", "off_policy_mask_threshold",
+        "mask_truncated_completions", "top_entropy_quantile", "entropy_coef",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
