@@ -80,7 +80,7 @@ class EpisodeRunner:
         await page.settle()
         outcome = Outcome(done=False)
         try:
-            async with asyncio.timeout(self.limits.seconds):
+            async with asyncio.timeout(self.limits.seconds) as limit:
                 while trajectory.exit_status is None:
                     await self._step(page, trajectory, generate)
                     await page.settle()
@@ -89,6 +89,8 @@ class EpisodeRunner:
                         # The task ended by what the policy did last: nothing it does later may count.
                         trajectory.exit_status = ExitStatus.ANSWERED
         except TimeoutError:
+            if not limit.expired():  # the policy's own, of a model server say
+                raise
             trajectory.exit_status = ExitStatus.TASK_TIMEOUT
         except ContextOverflow as error:
             trajectory.exit_status = ExitStatus.CONTEXT_OVERFLOW
