@@ -82,7 +82,9 @@ class StepGRPOTrainer(GRPOTrainer):
         # Stock code builds the reference model if, and only if, beta is not 0.
         beta = getattr(objective, "beta", 0.0) if objective.uses_reference else 0.0
         if args.beta not in (0.0, beta):
-            raise ValueError(f"beta = {args.beta!r}: StepGRPOTrainer takes this from its objective: there it is {beta!r}")
+            raise ValueError(
+                f"beta = {args.beta!r}: StepGRPOTrainer takes this from its objective, where it is {beta!r}"
+            )
         args.beta = beta
         logging.getLogger("trl.trainer.grpo_trainer").addFilter(_not_about_unscored_rows)
         super().__init__(model, reward_funcs=reward_funcs, args=args, rollout_func=_rollout, **kwargs)
