@@ -72,12 +72,17 @@ def _playwrights_own() -> str | None:
     folders += [Path.home() / ".cache/ms-playwright", Path.home() / "Library/Caches/ms-playwright"]
     names = ("chrome-headless-shell", "headless_shell", "chrome", "Chromium")
     for folder in folders:
-        for build in sorted(folder.glob("chromium_headless_shell-*")) [::-1] + sorted(folder.glob("chromium-*"))[::-1]:
+        for build in _newest_first(folder, "chromium_headless_shell-") + _newest_first(folder, "chromium-"):
             for name in names:
                 for path in build.glob(f"**/{name}"):
                     if path.is_file() and os.access(path, os.X_OK):
                         return str(path)
     return None
+
+
+def _newest_first(folder: Path, prefix: str) -> list[Path]:
+    builds = [build for build in folder.glob(prefix + "*") if build.name.removeprefix(prefix).isdecimal()]
+    return sorted(builds, key=lambda build: -int(build.name.removeprefix(prefix)))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class BrowserError(RuntimeError):
-    """The browser or the page failed. No policy can have caused it as far as we can tell: the episode is `env_error`."""
+    """The browser or the page failed. As far as we can tell no policy caused it: the episode is `env_error`."""
 
 
 class PageDied(BrowserError):

@@ -8,11 +8,14 @@
 ({ skip, limits }) => {
   const memory = (window.__webagent ??= { ids: new WeakMap(), elements: new Map(), next: 1 });
 
-  // One line is one element: text of the page must not be able to start a new one, nor to look like a chat turn.
+  // One line is one element: words of the page must not be able to start a new one, nor to look like the <kind> of an
+  // element, a chat turn or any other tag.
   const clean = (text, most = limits.name) => {
-    const flat = text.replace(/[\s\u0000-\u001f\u007f]+/g, " ").trim().replaceAll("<|", "< |").replaceAll('"', "'");
-    return flat.length > most ? flat.slice(0, most) + "..." : flat;
+    const flat = text.replace(/[\s\u0000-\u001f\u007f-\u009f]+/g, " ").trim();
+    const inert = flat.replace(/<(?=[|/\uff5c\p{L}])/gu, "< ").replaceAll('"', "'");
+    return inert.length > most ? inert.slice(0, most) + "..." : inert;
   };
+  memory.clean = clean;
   const idOf = (element) => {
     let id = memory.ids.get(element);
     if (id === undefined) {
@@ -54,7 +57,9 @@
     const tag = element.tagName.toLowerCase();
     if (tag === "input") return /^(checkbox|radio)$/.test(element.type) ? element.type : "input " + element.type;
     if (tag === "a") return "link";
-    return element.getAttribute("role") ?? (/^(button|select|textarea|option)$/.test(tag) ? tag : "clickable");
+    const role = element.getAttribute("role");
+    if (role && /^[a-z]+$/.test(role)) return role;
+    return /^(button|select|textarea|option)$/.test(tag) ? tag : "clickable";
   };
   const stateOf = (element) => {
     let state = "";
@@ -126,5 +131,6 @@
   walk(document.body ?? document.documentElement, 0, "auto");
   flush();
   if (cut) lines.push("[page cut here]");
-  return { text: lines.join("\n"), title: clean(document.title), url: location.href };
+  // Half a surrogate pair, which a page may hold, cannot be written to a file.
+  return { text: lines.join("\n").toWellFormed(), title: clean(document.title).toWellFormed(), url: location.href };
 }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from importlib.resources import files
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from playwright.async_api import BrowserContext, CDPSession, Dialog, Page
+from playwright.async_api import BrowserContext, CDPSession, Dialog, Page, Request
 from playwright.async_api import Error as PlaywrightError
 from playwright.async_api import TimeoutError as PlaywrightTimeout
 
@@ -24,9 +27,23 @@ _ELEMENT = "id => window.__webagent?.elements.get(id)?.deref() ?? null"
 _SCROLL = """([element, dx, dy]) => {
   const box = element ?? document.scrollingElement ?? document.body;
   const amount = element ?? { clientWidth: innerWidth, clientHeight: innerHeight };
-  box.scrollBy(dx * amount.clientWidth * 0.8, dy * amount.clientHeight * 0.8);
+  box.scrollBy({ left: dx * amount.clientWidth * 0.8, top: dy * amount.clientHeight * 0.8, behavior: "instant" });
+}"""
+# Labels are compared as the observation spells them: that is all a policy can know of them.
+_FIND_OPTION = """(element, wanted) => {
+  if (element.tagName !== "SELECT") return { error: "this element has no options" };
+  const clean = window.__webagent.clean;
+  const labels = [...element.options].map((option) => clean(option.textContent));
+  const index = labels.indexOf(clean(wanted));
+  if (index >= 0) return { index };
+  return { error: "there is no such option; there are " + labels.slice(0, 20).map((label) => `"${label}"`).join(" ") };
 }"""
 _DIRECTIONS = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+# What a page asks its server for and then shows. Pictures, beacons and open streams are nothing to wait for.
+_AWAITED = frozenset({"document", "script", "xhr", "fetch"})
+_WINDOW = "window"
+_MOST_DIALOGS = 5  # told of at once; a page may show any number
 
 
 @dataclass(frozen=True)
@@ -72,90 +89,151 @@ class WebPage:
     limits: PageLimits = field(default_factory=PageLimits)
     dialogs: list[str] = field(default_factory=list)
     crashed: bool = False
+    loans: int = 0  # episodes that had it before
+
+    def __post_init__(self) -> None:
+        self._first = self.page
+        self._blank_behind = True  # the next page to load has an empty one before it in the history
+        self._sessions: dict[Page, CDPSession] = {}
+        self._under_way: list[Request | str] = []  # requests without their answer, windows that are about to open
+        self._all_came = asyncio.Event()
+        self._all_came.set()
 
     @classmethod
     async def open(cls, context: BrowserContext, allowed: Sequence[str], limits: PageLimits) -> WebPage:
-        web_page = cls(context, await bounded(context.new_page(), limits.call_seconds, "opening a page"), allowed, limits)
-        web_page._watch(web_page.page)
+        page = await bounded(context.new_page(), limits.call_seconds, "opening a page")
+        web_page = cls(context, page, allowed, limits)
+        await web_page._watch(page)
         context.on("page", web_page._popup)
+        context.on("request", lambda request: request.resource_type in _AWAITED and web_page._await(request))
+        context.on("requestfinished", web_page._came)
+        context.on("requestfailed", web_page._came)
         return web_page
 
-    def _watch(self, page: Page) -> None:
+    async def _watch(self, page: Page) -> None:
         page.on("dialog", self._answer_dialog)
         page.on("crash", lambda _: setattr(self, "crashed", True))
+        page.on("close", self._closed)
+        # Playwright tells of a new window when it has one, by when we would have taken the old one for all there is.
+        await self._devtools("Page.enable", page=page)
+        self._sessions[page].on("Page.windowOpen", lambda _: self._await(_WINDOW))
 
     async def _answer_dialog(self, dialog: Dialog) -> None:
         # Unanswered, a dialog freezes the page. An alert or a "leave this page?" has one sensible answer; a question
         # that the page puts to a person is declined, and the policy is told what was asked.
-        self.dialogs.append(f'{dialog.type}: "{dialog.message[:200]}"')
-        try:
-            await (dialog.accept() if dialog.type in ("alert", "beforeunload") else dialog.dismiss())
-        except PlaywrightError as error:
-            if not _is_gone(error):  # the page may be closed under its own dialog
-                self.dialogs.append(f"unanswered: {first_line(error)}")
+        self.dialogs[_MOST_DIALOGS - 1 :] = [f'{dialog.type}: "{one_line(dialog.message)}"']
+        # The page may be closed under its own dialog.
+        await quietly(dialog.accept() if dialog.type in ("alert", "beforeunload") else dialog.dismiss())
 
     async def _popup(self, page: Page) -> None:
-        tabs = self.context.pages
-        if len(tabs) > self.limits.tabs:
-            await page.close()
-            return
-        self._watch(page)
-        self.page = page  # what a person would be looking at now
+        if len(self.context.pages) > self.limits.tabs:
+            await quietly(page.close())
+        else:
+            self.page = page  # what a person would be looking at now
+            await quietly(self._watch(page))
+        self._came(_WINDOW)
+
+    def _closed(self, page: Page) -> None:
+        self._sessions.pop(page, None)
+        if page is self.page and self.context.pages:
+            self.page = self.context.pages[-1]
+
+    def _await(self, what: Request | str) -> None:
+        self._under_way.append(what)
+        self._all_came.clear()
+
+    def _came(self, what: Request | str) -> None:
+        if what in self._under_way:
+            self._under_way.remove(what)
+        if not self._under_way:
+            self._all_came.set()
+
+    def _forget_what_is_under_way(self) -> None:
+        self._under_way.clear()
+        self._all_came.set()
 
     # ------------------------------------------------------------------------------------------------ navigation
 
     async def goto(self, url: str) -> None:
         """Open `url`. Raises PageNotReady if it cannot be loaded, PageDied if the page is of no further use."""
-        try:
-            await bounded(
-                self.page.goto(url, wait_until="domcontentloaded", timeout=self.limits.load_seconds * 1000),
-                self.limits.load_seconds + 1,
-                f"loading {url}",
-            )
-        except PlaywrightTimeout as error:
-            raise PageNotReady(f"{url} did not load within {self.limits.load_seconds:g} s") from error
-        except PlaywrightError as error:
-            raise (PageDied if _is_gone(error) else PageNotReady)(f"{url}: {first_line(error)}") from error
+        seconds = self.limits.load_seconds
+        for attempt in range(3):
+            try:
+                if attempt:
+                    call = self.page.wait_for_load_state("domcontentloaded", timeout=seconds * 1000)
+                    await bounded(call, seconds + 1, f"loading {self.page.url}")
+                    if self.page.url == url:
+                        break
+                call = self.page.goto(url, wait_until="domcontentloaded", timeout=seconds * 1000)
+                await bounded(call, seconds + 1, f"loading {url}")
+                break
+            except PlaywrightTimeout as error:
+                raise PageNotReady(f"{url} did not load within {seconds:g} s") from error
+            except PlaywrightError as error:
+                # The browser may still be bringing up the error page of what failed before this, or our last attempt.
+                if attempt < 2 and "interrupted by another navigation" in error.message:
+                    continue
+                raise (PageDied if _is_gone(error) else PageNotReady)(f"{url}: {first_line(error)}") from error
+        if self._blank_behind:
+            self._blank_behind = False
+            await self._devtools("Page.resetNavigationHistory")
 
     async def evaluate(self, script: str, argument: Any = None) -> Any:
-        """Run `script` in the page. A page that navigates meanwhile is asked once more."""
+        """Run `script` in the page. One that navigates or makes way for another tab meanwhile is asked once more."""
         for attempt in range(2):
+            page = self.page
             try:
-                return await bounded(self.page.evaluate(script, argument), self.limits.call_seconds, "a call into the page")
+                call = page.evaluate(script, argument)
+                return await bounded(call, self.limits.call_seconds, "a call into the page")
             except PlaywrightError as error:
-                if attempt == 0 and "context was destroyed" in error.message:
+                if attempt == 0 and ("context was destroyed" in error.message or page is not self.page):
                     continue
                 raise (PageDied if _is_gone(error) or self.crashed else PageNotReady)(first_line(error)) from error
         raise AssertionError("unreachable")
 
     async def settle(self) -> bool:
-        """Wait until the page rests. False if it was still changing when the time was over (it may be used all the same)."""
-        limit = self.limits.settle_seconds * 1000
-        return bool(await self.evaluate(_SETTLE, {"quiet": self.limits.quiet_ms, "limit": limit}))
+        """Wait until the page rests: nothing changes, and what it asked its server for has come.
+
+        Returns False if it was still changing when the time was over; it may be used all the same.
+        """
+        end = time.monotonic() + self.limits.settle_seconds
+        rested = True
+        while rested:
+            page = self.page
+            limit = max(0.0, end - time.monotonic()) * 1000
+            rested = bool(await self.evaluate(_SETTLE, {"quiet": self.limits.quiet_ms, "limit": limit}))
+            if rested and page is self.page and not self._under_way:
+                return True
+            try:
+                await asyncio.wait_for(self._all_came.wait(), max(0.0, end - time.monotonic()))
+            except TimeoutError:
+                break
+        self._forget_what_is_under_way()  # one that is kept open on purpose must not hold up every later step as well
+        return False
 
     async def clean(self) -> None:
-        """Leave nothing of the last episode behind: extra tabs, storage, cookies, history, dialogs, zoom and scroll."""
-        for tab in self.context.pages:
-            if tab is not self.page:
-                await bounded(tab.close(), self.limits.call_seconds, "closing a tab")
-        origin = await self.evaluate("() => { try { sessionStorage.clear() } catch {} window.name = ''; return origin }")
-        session = await self._devtools()
-        if origin.startswith("http"):
-            await bounded(
-                session.send("Storage.clearDataForOrigin", {"origin": origin, "storageTypes": "all"}),
-                self.limits.call_seconds,
-                "clearing storage",
-            )
-        await bounded(session.send("Page.resetNavigationHistory"), self.limits.call_seconds, "clearing history")
+        """Leave nothing of the last episode behind: its document, storage, cookies, history, dialogs.
+
+        What the browser cached by HTTP stays. Raises BrowserError or Playwright's Error if the page is of no further
+        use; one that had more tabs is not, since windows that opened each other stay linked.
+        """
+        # The old document has to go first, or its timers and unload handlers would write again after the clearing.
+        seconds = self.limits.action_seconds
+        await bounded(self.page.goto("about:blank", timeout=seconds * 1000), seconds + 1, "leaving a page")
+        await self.evaluate("window.name = ''")
+        # No origin by that name exists; Chromium takes it for all of them, and for session storage and cookies too.
+        await self._devtools("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"})
+        if self.context.pages != [self._first]:
+            raise PageDied("a page that has opened others is not used again")
+        self._blank_behind = True
+        self._forget_what_is_under_way()
         self.dialogs.clear()
 
-    async def _devtools(self) -> CDPSession:
-        if getattr(self, "_session_of", None) is not self.page:
-            self._session = await bounded(
-                self.context.new_cdp_session(self.page), self.limits.call_seconds, "opening a devtools session"
-            )
-            self._session_of = self.page
-        return self._session
+    async def _devtools(self, method: str, parameters: dict | None = None, page: Page | None = None) -> dict:
+        page, seconds = page or self.page, self.limits.call_seconds
+        if page not in self._sessions:
+            self._sessions[page] = await bounded(self.context.new_cdp_session(page), seconds, "a devtools session")
+        return await bounded(self._sessions[page].send(method, parameters), seconds, method)
 
     # ------------------------------------------------------------------------------------------------ observing
 
@@ -181,20 +259,23 @@ class WebPage:
     # ------------------------------------------------------------------------------------------------ acting
 
     async def act(self, action: Action) -> str | None:
-        """Do one action (not `stop`: that one ends the episode). Returns feedback for the policy, None if there is none.
+        """Do one action (not `stop`: that one ends the episode). Returns feedback for the policy, or None.
 
         Raises:
             ActionFailed: the page is fine, the action could not be done.
             PageDied: the page is of no further use.
         """
+        page = self.page
         try:
             await self._do(action)
         except PlaywrightTimeout as error:
             raise ActionFailed(f"{action}: {_why_not(error)}") from error
         except PlaywrightError as error:
-            if self.crashed or _is_gone(error):
+            # A tab that the action closed has done what was asked of it, as long as another is left.
+            if self.crashed or _is_gone(error) and self.page is page:
                 raise PageDied(first_line(error)) from error
-            raise ActionFailed(f"{action}: {first_line(error)}") from error
+            if not _is_gone(error):
+                raise ActionFailed(f"{action}: {first_line(error)}") from error
         except PageNotReady as error:
             raise ActionFailed(f"{action}: {error}") from error
         told, self.dialogs = "; ".join(self.dialogs), []
@@ -206,7 +287,7 @@ class WebPage:
             case "click":
                 point = await self._bounded(self.page.evaluate(_POINT, {"id": action.element, "limit": wait}))
                 if "error" in point:
-                    raise ActionFailed(f"{action}: {point['error']}")
+                    raise ActionFailed(f"{action}: {one_line(point['error'])}")
                 await self._bounded(self.page.mouse.click(point["x"], point["y"]))
             case "type":
                 element = await self._element(action)
@@ -214,7 +295,11 @@ class WebPage:
                 if action.enter:
                     await self._bounded(element.press("Enter", timeout=wait))
             case "select":
-                await self._bounded((await self._element(action)).select_option(label=action.option, timeout=wait))
+                element = await self._element(action)
+                found = await self._bounded(element.evaluate(_FIND_OPTION, action.option))
+                if "error" in found:
+                    raise ActionFailed(f"{action}: {one_line(found['error'], 400)}")
+                await self._bounded(element.select_option(index=found["index"], timeout=wait))
             case "scroll":
                 element = await self._element(action) if action.element else None
                 await self._bounded(self.page.evaluate(_SCROLL, [element, *_DIRECTIONS[action.direction]]))
@@ -222,10 +307,12 @@ class WebPage:
                 self._check_host(action.url)
                 await self.goto(action.url)
             case "back":
-                if len(self.context.pages) > 1 and await self.page.evaluate("history.length") <= 1:
+                # Playwright's own answer cannot tell "no earlier page" from one that needs no request, such as /#part.
+                if (await self._devtools("Page.getNavigationHistory"))["currentIndex"] > 0:
+                    await self._bounded(self.page.go_back(wait_until="domcontentloaded", timeout=wait))
+                elif len(self.context.pages) > 1:
                     await self._bounded(self.page.close())
-                    self.page = self.context.pages[-1]
-                elif await self._bounded(self.page.go_back(wait_until="domcontentloaded", timeout=wait)) is None:
+                else:
                     raise ActionFailed(f"{action}: there is no earlier page")
             case "wait":
                 # The one sleep there is: the policy asked for it.
@@ -244,8 +331,12 @@ class WebPage:
         return await bounded(call, self.limits.call_seconds, "an action on the page")
 
     def _check_host(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or parts.netloc not in self.allowed:
+        try:
+            parts = urlsplit(url)
+            host = f"{parts.hostname}:{parts.port or _DEFAULT_PORTS[parts.scheme]}"
+        except (ValueError, KeyError):  # not a URL, or neither http nor https
+            host = ""
+        if not any(fnmatchcase(host, rule if ":" in rule else f"{rule}:*") for rule in self.allowed):
             raise ActionFailed(f"goto: {url} is not allowed here (allowed: {', '.join(self.allowed)})")
 
 
@@ -256,14 +347,30 @@ async def bounded(call: Awaitable[T], seconds: float, what: str) -> T:
     """
     try:
         return await asyncio.wait_for(call, seconds)
-    except TimeoutError as error:
-        if isinstance(error, PlaywrightTimeout):
-            raise
+    except TimeoutError as error:  # asyncio's; Playwright's is another class
         raise PageDied(f"{what} took more than {seconds:g} s") from error
 
 
+async def quietly(close: Awaitable[object], seconds: float = 5.0) -> None:
+    """Await something that may be dead already, most often its closing, when there is nobody to tell."""
+    try:
+        await asyncio.wait_for(close, seconds)
+    except (PlaywrightError, PageDied, TimeoutError):
+        return
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """Words of a page as they may stand in a message: on one line, short, and with nothing that reads like a tag.
+
+    The same that observe.js does to the words it reads.
+    """
+    flat = " ".join(re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", text[: 4 * most]).split())
+    flat = re.sub(r"<(?=[|/\uff5c]|[^\W\d_])", "< ", flat).encode("utf-8", "replace").decode()
+    return flat if len(flat) <= most else flat[:most] + "..."
+
+
 def first_line(error: PlaywrightError) -> str:
-    return error.message.strip().splitlines()[0] if error.message.strip() else type(error).__name__
+    return one_line((error.message.strip().splitlines() or [type(error).__name__])[0])
 
 
 def _is_gone(error: PlaywrightError) -> bool:
@@ -273,8 +380,8 @@ def _is_gone(error: PlaywrightError) -> bool:
 
 def _why_not(error: PlaywrightError) -> str:
     """The line of Playwright's log that says what stood in the way, e.g. which element covers the target."""
+    obstacles = ("intercepts pointer events", "not visible", "not enabled", "not editable", "not stable")
     for line in reversed(error.message.splitlines()):
-        line = line.strip().lstrip("- ")
-        if "intercepts pointer events" in line or "not visible" in line or "not enabled" in line or "not stable" in line:
-            return line[:200]
+        if any(words in line for words in obstacles):
+            return one_line(line.strip().lstrip("- "))
     return first_line(error)

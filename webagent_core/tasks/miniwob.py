@@ -1,11 +1,12 @@
 """MiniWoB++ from the `miniwob` package: its real pages, driven through our own browser instead of Selenium.
 
-Success is the task's raw reward = 1. The package also knows a reward that decays with the wall clock and partial rewards
-above 0; neither is a success here, because a slow model is not a wrong one and half a form is not a form.
+Success is the task's raw reward = 1. The package also knows a reward that decays with the wall clock and partial
+rewards above 0; neither is a success here, because a slow model is not a wrong one and half a form is not a form.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 from pathlib import Path
 
@@ -24,8 +25,8 @@ NOT_REPRODUCIBLE = frozenset({"chase-circle", "moving-items", "simon-says", "sto
 _EPISODE_MS = 1_000_000
 
 # The cover appears with the page's onload handler; the problem is made by the seeded generator right here.
-_START = """async ([seed, limit]) => {
-  const end = performance.now() + 10_000;
+_START = """async ([seed, limit, patience]) => {
+  const end = performance.now() + patience;
   while (typeof core === "undefined" || !core.cover_div || document.readyState !== "complete") {
     if (performance.now() > end) return { error: "the page has no MiniWoB task" };
     await new Promise(requestAnimationFrame);
@@ -63,10 +64,8 @@ def check_name(name: str) -> str:
     """Return `name`, or raise ValueError naming what is close to it."""
     known = all_tasks()
     if name not in known:
-        import difflib
-
-        close = difflib.get_close_matches(name, known, n=3) or known[:3]
-        raise ValueError(f"task {name!r} is unknown; close to it: {', '.join(close)} ({len(known)} tasks: `webagent tasks`)")
+        close = ", ".join(difflib.get_close_matches(name, known, n=3) or known[:3])
+        raise ValueError(f"task {name!r} is unknown; close to it: {close} ({len(known)} tasks: `webagent tasks`)")
     return name
 
 
@@ -97,7 +96,8 @@ class MiniWoB:
 
     async def open(self, page: WebPage, task: Task) -> str:
         await page.goto(f"http://{self._server.host}/miniwob/{task.name.removeprefix(PREFIX)}.html")
-        started = await page.evaluate(_START, [str(task.seed), _EPISODE_MS])
+        patience = page.limits.call_seconds * 800  # ms: the page has to give up before the call does
+        started = await page.evaluate(_START, [str(task.seed), _EPISODE_MS, patience])
         if "error" in started:
             raise PageNotReady(f"{task.group}: {started['error']}")
         return started["goal"]

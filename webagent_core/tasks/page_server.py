@@ -1,8 +1,8 @@
 """Static pages on loopback, from a process of their own.
 
 Served from the process that also drives browsers and runs the policy, pages load at half the speed and wait whenever
-that process is busy. `python -m webagent_core.tasks.page_server FOLDER` prints its port and ends with its standard input,
-so it cannot outlive whoever started it.
+that process is busy. `python -m webagent_core.tasks.page_server FOLDER` prints its port and ends with its standard
+input, so it cannot outlive whoever started it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ class PageServer:
     """Serve `folder` under http://127.0.0.1:<port>/ for as long as the `with` block lasts.
 
     Raises:
+        FileNotFoundError: there is no such folder.
         RuntimeError: the server process ended instead of printing its port.
     """
 
@@ -34,17 +35,24 @@ class PageServer:
 
     def __enter__(self) -> PageServer:
         command = [sys.executable, "-m", __spec__.name, str(self.folder)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # In a session of its own, Ctrl-C at the terminal does not reach it; it ends when we do.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line.strip().isdigit():
-            raise RuntimeError(f"the page server did not start (exit code {self._process.wait()})")
+            self.__exit__()
+            raise RuntimeError(
+                f"the page server of {str(self.folder)!r} did not start: exit {self._process.returncode}"
+            )
         self.port = int(line)
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._process.stdin
+        assert self._process.stdin and self._process.stdout
         self._process.stdin.close()
+        self._process.stdout.close()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -65,4 +73,6 @@ async def serve(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+        sys.exit(f"page_server takes one argument, the folder to serve; got {sys.argv[1:]}")
     asyncio.run(serve(Path(sys.argv[1])))

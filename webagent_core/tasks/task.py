@@ -34,7 +34,7 @@ class TaskSet(Protocol):
     """A source of tasks. `open` and `outcome` raise BrowserError for what no policy can have caused."""
 
     allowed_hosts: Sequence[str]
-    unread: str | None  # CSS selector of elements that are not part of the page an agent may read (a score display, say)
+    unread: str | None  # CSS selector of what is not part of the page an agent may read (a score display, say)
 
     async def open(self, page: WebPage, task: Task) -> str:
         """Bring the page to the task's start and return the goal in words."""
