@@ -629,6 +629,19 @@ def test_a_batch_of_invalid_trajectories_leaves_every_weight_as_it_was_and_train
     assert all(torch.isfinite(tensor).all() for tensor in trainer.model.state_dict().values())
 
 
+def test_an_optimizer_step_that_got_no_row_of_its_batch_moves_nothing(base, tmp_path):
+    """Four optimizer steps a batch, and a second batch with two rows: two of its steps have one, two have none."""
+    two_left = {"a": [Part(1, 1.0), Part(1, 0.0), *(Part(2, None, ExitStatus.ENV_ERROR) for _ in range(2))]}
+    config = {"per_device_train_batch_size": 1, "steps_per_generation": 4, "max_steps": 8}
+    trainer = train(tmp_path, base, playing({"a": GOOD["a"]}, two_left), names=["a", "a"], config=config)
+    weights = [m["weights"] for m in trainer.micro_batches] + [trainer.model.state_dict()]
+    moved = [
+        not all(torch.equal(before[name], after[name]) for name in before)
+        for before, after in zip(weights, weights[1:], strict=False)
+    ]
+    assert len(moved) == 8 and all(moved[:4]) and sum(moved[4:]) == 2
+
+
 def test_evaluating_between_updates_does_not_decide_whether_the_next_one_counts(base, tmp_path):
     """Two updates on one batch with an evaluation in between, in which no episode is valid."""
     trainer = train(
@@ -759,9 +772,10 @@ def test_a_beta_that_is_not_the_objectives_is_refused(base, tmp_path):
     [
         ({"max_rows_per_forward": 0}, r"^max_rows_per_forward = 0: .*None.*1"),
         ({"max_context_tokens": 6}, r"^max_context_tokens = 6: .*max_completion_length = 6"),
+        ({"use_vllm": True}, r"^vllm_importance_sampling_correction = True: .*must be False"),
     ],
 )
-def test_bounds_that_nothing_fits_are_refused(tmp_path, changed, message):
+def test_settings_that_cannot_work_are_refused(tmp_path, changed, message):
     with pytest.raises(ValueError, match=message):
         settings(tmp_path, **changed)
 

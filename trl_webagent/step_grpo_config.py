@@ -17,7 +17,8 @@ class StepGRPOConfig(GRPOConfig):
     decides instead, so that setting it here is refused: `loss_type`, `epsilon`, `epsilon_high`, `delta`,
     `scale_rewards`, `importance_sampling_level`, `multi_objective_aggregation`, `use_bias_correction_kl`,
     `off_policy_mask_threshold`, `mask_truncated_completions`, `top_entropy_quantile` and `entropy_coef`. `beta` is
-    copied from the objective; the trainer refuses another one.
+    copied from the objective; the trainer refuses another one. With `use_vllm`, `vllm_importance_sampling_correction`
+    must be False.
 
     > Parameters that control the rows
 
@@ -53,6 +54,11 @@ class StepGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"max_context_tokens = {self.max_context_tokens!r}: must exceed max_completion_length = "
                 f"{self.max_completion_length}, or no prompt ever fits"
+            )
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            raise ValueError(
+                "vllm_importance_sampling_correction = True: StepGRPOTrainer does not correct for vLLM's own "
+                "log-probabilities; with use_vllm = True it must be False"
             )
         stock = GRPOConfig.__dataclass_fields__
         for name in self._OBJECTIVES_OWN:

@@ -78,6 +78,7 @@ class StepGRPOTrainer(GRPOTrainer):
         self._trajectories: list[Trajectory] = []
         self._generated_tokens = 0
         self._rollout_seconds = 0.0
+        self._rows_in_step = 0  # of the coming optimizer step, this rank's
         self._token_sums: dict[str, dict[str, list[float]]] = {"train": {}, "eval": {}}
         # Stock code builds the reference model if, and only if, beta is not 0.
         beta = getattr(objective, "beta", 0.0) if objective.uses_reference else 0.0
@@ -224,10 +225,8 @@ class StepGRPOTrainer(GRPOTrainer):
             "advantages": self._advantages(rows, filler),
         }
         batch = {name: tensor.to(device) for name, tensor in batch.items()}
-        everyones = sum(gather_object([count]))
-        if self.model.training:
-            self._rows_in_batch = everyones
-        self._metrics["train" if self.model.training else "eval"]["rows"].append(float(everyones))
+        mode = "train" if self.model.training else "eval"
+        self._metrics[mode]["rows"].append(float(sum(gather_object([count]))))
         batch.update(self._stored_logps(batch))
         return batch
 
@@ -305,6 +304,8 @@ class StepGRPOTrainer(GRPOTrainer):
         if return_outputs:
             raise ValueError("StepGRPOTrainer does not return outputs")
         started = time.perf_counter()
+        if model.training:
+            self._rows_in_step += int((inputs["coefficients"] != 0).sum())
         chunks = self._chunks(inputs)
         done = torch.zeros((), device=self.accelerator.device)
         for _, rows in chunks[:-1]:
@@ -371,11 +372,12 @@ def _not_about_unscored_rows(record: logging.LogRecord) -> bool:
 
 
 class _NoStepWithoutRows(TrainerCallback):
-    """An update that no trajectory is left for must not move the policy, as Adam's momentum would."""
+    """An optimizer step that no row is left for must not move the policy, as Adam's momentum would."""
 
     def __init__(self, trainer: StepGRPOTrainer) -> None:
         self.trainer = trainer
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        if self.trainer._rows_in_batch == 0:
+        if sum(gather_object([self.trainer._rows_in_step])) == 0:
             model.zero_grad(set_to_none=True)
+        self.trainer._rows_in_step = 0
