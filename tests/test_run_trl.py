@@ -18,6 +18,10 @@ from test_browser import alive, descendants
 
 from trl_webagent.command_line import main
 from webagent_core.browser.chromium import find_chromium
+from webagent_core.policy.tiny import build_policy
+from webagent_core.policy.tokenizer import build_tokenizer
+from webagent_core.recipe import load_recipe
+from webagent_core.report.run_directory import PHASES
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "webagent_r1"
 SCRIPT = RECIPE / "train_trl.py"
@@ -25,6 +29,7 @@ SCRIPT = RECIPE / "train_trl.py"
 SETTINGS = {
     "train.updates": 4,
     "train.save_every": 2,
+    "train.eval_every": 2,
     "rollout.group_size": 6,
     "rollout.temperature": 1.3,
     "tasks.names": "[miniwob/click-dialog-2, miniwob/click-tab, miniwob/click-option, miniwob/click-collapsible]",
@@ -99,11 +104,11 @@ def test_a_run_leaves_all_that_it_promises(whole):
     assert stderr == ""
     metrics, trajectories = lines(out, "metrics"), lines(out, "trajectories")
     assert [(line["phase"], line["update"]) for line in metrics] == [
-        ("before", 0), *(("train", update) for update in (1, 2, 3, 4)), ("after", 4),
+        ("before", 0), ("train", 1), ("train", 2), ("during", 2), ("train", 3), ("train", 4), ("after", 4),
     ]  # fmt: skip
     assert "group_size" in (out / "config.yaml").read_text()
-    counts = {phase: sum(line["phase"] == phase for line in trajectories) for phase in ("before", "train", "after")}
-    assert counts == {"before": 4, "train": 4 * 2 * 6, "after": 4}
+    counts = {phase: sum(line["phase"] == phase for line in trajectories) for phase in PHASES}
+    assert counts == {"before": 4, "train": 4 * 2 * 6, "during": 4, "after": 4}
     pictures = [step["screenshot"] for line in trajectories for step in line["steps"]]
     assert len(pictures) == len(set(pictures)) == len(list((out / "screenshots").glob("*.jpg")))
     assert all(Image.open(out / picture).size == (160, 210) for picture in pictures[:5])
@@ -207,6 +212,33 @@ def test_chromium_killed_in_mid_run_costs_the_affected_episodes_alone(tmp_path, 
     assert lines(out, "metrics")[-1]["phase"] == "after" and lines(out, "metrics")[-1]["exit_status/env_error"] == 0
 
 
+def test_what_a_recipe_says_of_sampling_and_optimiser_reaches_the_trainer(tmp_path):
+    from trl_webagent.run import Run
+
+    tokenizer = build_tokenizer(["Press OK"])
+    for part in (tokenizer, build_policy(tokenizer, hidden=16, layers=1, heads=2)):
+        part.save_pretrained(tmp_path / "policy")
+    said = {
+        "rollout.top_k": 7,
+        "rollout.top_p": 0.9,
+        "rollout.temperature": 1.5,
+        "rollout.max_response_tokens": 9,
+        "train.warmup_updates": 3,
+        "train.num_iterations": 2,
+        "train.lr_schedule": "linear",
+        "train.weight_decay": 0.02,
+        "train.max_grad_norm": 0.5,
+        "train.updates": 11,
+        "objective.beta": 0.25,
+    }
+    trainer = Run(load_recipe(RECIPE, overrides=said), tmp_path / "run", False)._trainer(str(tmp_path / "policy"))
+    sampling, arguments = trainer.generation_config, trainer.args
+    assert (sampling.top_k, sampling.top_p, sampling.temperature, sampling.max_new_tokens) == (7, 0.9, 1.5, 9)
+    assert (arguments.max_steps, arguments.warmup_steps, arguments.lr_scheduler_type) == (22, 6, "linear")
+    assert (arguments.weight_decay, arguments.max_grad_norm) == (0.02, 0.5)
+    assert trainer.objective.beta == 0.25 and trainer.ref_model is not None
+
+
 # --- Bad input -------------------------------------------------------------------------------------------------------
 
 BAD_INPUT = {
@@ -224,6 +256,7 @@ BAD_INPUT = {
     "model": (["--set", "policy.model=models/none"], ["policy.model = 'models/none'", "config.json"]),
     "group of one": (["--set", "rollout.group_size=1"], ["rollout.group_size = 1 ", ">= 2"]),
     "no steps": (["--set", "rollout.max_steps=0"], ["rollout.max_steps = 0 ", ">= 1"]),
+    "no sampling": (["--set", "rollout.temperature=0"], ["rollout.temperature = 0", "> 0"]),
     "seed below 0": (["--seed", "-1"], ["train.seed = -1 ", ">= 0"]),
     "value out of range": (["--set", "objective.eps_low=1.5"], ["eps_low = 1.5 ", "< 1"]),
     "nothing to resume": (["--resume"], ["--resume", "no checkpoint"]),

@@ -84,6 +84,8 @@ def _checked_recipe(recipe_folder: Path, arguments: argparse.Namespace) -> Recip
         check_name(name)
         if recipe.policy.warm_up:
             check_demonstrated(name)
+    if recipe.rollout.temperature == 0:
+        raise ValueError("rollout.temperature = 0: allowed are numbers > 0, or all attempts at a task would be equal")
     _check_model(recipe.policy.model)
     if arguments.resume and not last_checkpoint(arguments.out):
         raise FileNotFoundError(f"--resume: {arguments.out} holds no checkpoint to go on from")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +98,11 @@ class Run:
             max_rows_per_forward=train.max_rows_per_forward,
             temperature=rollout.temperature,
             top_p=rollout.top_p,
+            top_k=rollout.top_k or 0,
             learning_rate=train.learning_rate,
             lr_scheduler_type=train.lr_schedule,
-            warmup_steps=train.warmup_ratio,  # below 1 it is a share of all steps
+            # Below 1 it is a share of all steps.
+            warmup_steps=train.warmup_ratio or train.warmup_updates * train.num_iterations,
             adam_beta1=train.adam_beta1,
             adam_beta2=train.adam_beta2,
             weight_decay=train.weight_decay,
@@ -161,6 +164,9 @@ class Run:
         self.directory.log_metrics(line)
         self.console.say(one_line(line, self.recipe.train.updates))
         self._bar.update(0, completed=self.update)
+        train = self.recipe.train
+        if train.eval_every and self.update % train.eval_every == 0 and self.update < train.updates:
+            self.evaluate("during")
 
     def evaluate(self, phase: str) -> None:
         """Success of the policy as it is now on held-out seeds, sampled as in training; the same pages every time."""
@@ -169,9 +175,14 @@ class Run:
             Task(name, first + i) for i in range(self.recipe.train.eval_episodes) for name in self.recipe.tasks.names
         ]
         self.trainer.model.eval()
-        with self.console.progress(f"held-out seeds, {phase} training", len(tasks)) as bar, torch.random.fork_rng():
+        if phase == "during":  # there is one bar on the screen at a time
+            self._bar.reset(1, total=len(tasks))
+            bar, row = nullcontext(self._bar), 1
+        else:
+            bar, row = self.console.progress(f"held-out seeds, {phase} training", len(tasks)), 0
+        with bar as bar, torch.random.fork_rng():
             torch.manual_seed(self.recipe.train.seed)
-            trajectories = self.rollout.play(tasks, self.trainer.generate, progress=lambda _: bar.advance(0))
+            trajectories = self.rollout.play(tasks, self.trainer.generate, progress=lambda _: bar.advance(row))
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
         line: dict[str, Any] = {"update": self.update, "phase": phase, "episodes": len(valid)}
         if valid:

@@ -46,6 +46,7 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
         chats,
         settings.model_dump(),
         recipe.policy.model,
+        _files_of(start_of(recipe)),
         seed,
         libraries,
         Path(__file__).read_text(),
@@ -102,6 +103,12 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
 def start_of(recipe: Recipe) -> str:
     """Folder or hub name of the model before any training."""
     return str(BASE) if recipe.policy.model == "tiny" else recipe.policy.model
+
+
+def _files_of(model: str) -> list[tuple[str, int, int]]:
+    """Name, size and time of a model's files, so that another model in the same folder is another model."""
+    files = sorted(file for file in Path(model).glob("*") if file.is_file())
+    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
 def _demonstrations(recipe: Recipe, rollout: BrowserRollout, console: Console) -> list[dict[str, Any]]:
