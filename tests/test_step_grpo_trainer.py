@@ -439,27 +439,17 @@ def test_single_step_trajectories_train_as_in_stock_grpo_trainer(base, tmp_path)
 
 
 class LaterTokensMore(WebAgentR1):
-    """A method that tells tokens apart."""
+    """A method that tells tokens apart, in every other step."""
 
     def plan(self, facts, update=None) -> Plan:
-        plan = super().plan(facts, update)
-        return Plan(
-            [
-                TrajectoryPlan(
-                    rows := [
-                        RowPlan(self.per_token(row.advantage, m), row.coefficient)
-                        for row, m in zip(t.rows, f.tokens, strict=True)
-                    ],
-                    rows,
-                    t.dropped,
-                )
-                for t, f in zip(plan.trajectories, facts, strict=True)
+        trajectories = []
+        for planned, fact in zip(super().plan(facts, update).trajectories, facts, strict=True):
+            rows = [
+                RowPlan(row.advantage * (1.0 + torch.arange(m)) if index % 2 else row.advantage, row.coefficient)
+                for index, (row, m) in enumerate(zip(planned.rows, fact.tokens, strict=True))
             ]
-        )
-
-    @staticmethod
-    def per_token(advantage: float, m: int) -> torch.Tensor:
-        return advantage * (1.0 + torch.arange(m, dtype=torch.float64))
+            trajectories.append(TrajectoryPlan([row.advantage for row in rows], rows, planned.dropped))
+        return Plan(trajectories)
 
 
 def test_an_objective_may_give_every_token_its_own_advantage(base, tmp_path):

@@ -222,7 +222,7 @@ class StepGRPOTrainer(GRPOTrainer):
             "completion_ids": pad(responses, pad_id, "right"),
             "completion_mask": pad([torch.ones_like(ids) for ids in responses], 0, "right"),
             "coefficients": torch.tensor([row.coefficient for row in rows] + [0.0] * filler),
-            "advantages": self._advantages(rows, filler),
+            "advantages": self._advantages(rows, responses),
         }
         batch = {name: tensor.to(device) for name, tensor in batch.items()}
         mode = "train" if self.model.training else "eval"
@@ -231,12 +231,13 @@ class StepGRPOTrainer(GRPOTrainer):
         return batch
 
     @staticmethod
-    def _advantages(rows: list[Any], filler: int) -> torch.Tensor:
-        """(M,), or (M, L) for a method that tells tokens apart."""
-        if not any(isinstance(row.advantage, torch.Tensor) for row in rows):
-            return torch.tensor([float(row.advantage) for row in rows] + [0.0] * filler)
-        per_token = [torch.as_tensor(row.advantage, dtype=torch.float32).reshape(-1) for row in rows]
-        return pad(per_token + [torch.zeros(1)] * filler, 0.0, "right")
+    def _advantages(rows: list[Any], responses: list[torch.Tensor]) -> torch.Tensor:
+        """(M,), or (M, L) for a method that tells tokens apart; `responses` beyond `rows` are filler."""
+        advantages = [row.advantage for row in rows] + [0.0] * (len(responses) - len(rows))
+        if not any(isinstance(advantage, torch.Tensor) for advantage in advantages):
+            return torch.tensor(advantages)
+        per_token = [torch.as_tensor(a).float().expand(len(ids)) for a, ids in zip(advantages, responses, strict=True)]
+        return pad(per_token, 0.0, "right")
 
     @torch.no_grad()
     def _stored_logps(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
