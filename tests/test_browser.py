@@ -479,7 +479,8 @@ async def test_a_borrower_that_is_cancelled_at_any_moment_leaves_no_page_behind(
             borrower = asyncio.create_task(borrow())
             await asyncio.sleep(delay)
             borrower.cancel()
-            borrower.cancel()
+            await asyncio.sleep(0.002)
+            borrower.cancel()  # while the first is cleared up after
             await asyncio.wait([borrower])
         assert await until(lambda: len(pool._browser.contexts) == len(pool._idle) <= 2 and not pool._closing)
         async with pool.page(), pool.page():
