@@ -209,6 +209,5 @@ class BrowserPool:
         await asyncio.shield(closing)
 
     async def _close(self, context: BrowserContext) -> None:
-        # A context does not close while a page of it spins; the page does.
-        await asyncio.gather(*(quietly(page.close()) for page in context.pages))
-        await quietly(context.close())
+        # A context alone does not close while a page of it spins, nor a page alone while it is on its way elsewhere.
+        await asyncio.gather(*(quietly(each.close()) for each in (*context.pages, context)))
