@@ -320,6 +320,18 @@ def test_wilson_interval_agrees_with_published_values():
     assert wilson_interval(0.3, 0) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_the_interval_holds_its_share_to_the_last_bit_so_that_it_can_be_drawn(tmp_path, share):
+    for episodes in range(1, 400):
+        low, high = wilson_interval(share, episodes)
+        assert 0.0 <= low <= share <= high <= 1.0, episodes
+    run = RunDirectory(tmp_path)
+    for phase, update in (("before", 0), ("during", 1), ("after", 2)):
+        run.log_metrics({"update": update, "phase": phase, "success": share, "episodes": 200 if share else 75})
+    plot_learning_curve(run, tmp_path / "learning_curve.png")
+    assert (tmp_path / "learning_curve.png").stat().st_size > 1000
+
+
 def test_moving_average_is_centred():
     assert moving_average([0, 0, 3, 0, 0], 3) == [0, 1, 1, 1, 0]
     assert moving_average([1, 2, 3, 4, 5], 5) == [1, 2, 3, 4, 5]

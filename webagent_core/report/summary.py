@@ -18,7 +18,8 @@ def wilson_interval(success: float, episodes: float, z: float = 1.959964) -> tup
     denominator = 1 + z * z / episodes
     centre = (success + z * z / (2 * episodes)) / denominator
     half = z * math.sqrt(success * (1 - success) / episodes + z * z / (4 * episodes**2)) / denominator
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # At a share of 0 or 1 one end is the share itself, but for the last bits.
+    return max(0.0, min(success, centre - half)), min(1.0, max(success, centre + half))
 
 
 @dataclass
