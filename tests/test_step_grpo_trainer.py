@@ -308,7 +308,8 @@ def assert_same_tensors(got: dict[str, torch.Tensor], expected: dict[str, torch.
 
 
 def test_loss_and_gradient_are_those_of_the_objective_on_plainly_recomputed_logps(base, tmp_path):
-    trainer = train(tmp_path, base, playing(MIXED), config={"num_iterations": 2, "max_steps": 2})
+    config = {"num_iterations": 2, "max_steps": 2, "max_rows_per_forward": 3}
+    trainer = train(tmp_path, base, playing(MIXED), config=config)
     trajectories, (first, second) = trainer._trajectories, trainer.micro_batches
     assert sorted(len(t.steps) for t in trajectories)[-1] == 9
     assert not torch.equal(first["weights"]["model.norm.weight"], second["weights"]["model.norm.weight"])
@@ -509,6 +510,23 @@ def test_stored_logps_are_those_with_which_the_tokens_were_sampled(base, tmp_pat
         at_sampling = next(v for (p, r), v in sampled.items() if p == prompt and r[: len(response)] == response)
         stored = batch["old_per_token_logps"][i][: len(response)]
         torch.testing.assert_close(stored, at_sampling[: len(response)], rtol=1e-4, atol=1e-5)
+
+
+def test_answers_come_in_the_order_of_the_chats_and_say_whether_they_were_cut(base, tmp_path):
+    """The sampler is pushed towards ending its answers, so that some end by themselves."""
+    ending = {"sequence_bias": [[[AutoTokenizer.from_pretrained(base).eos_token_id], 4.0]]}
+    trainer = train(tmp_path, base, playing(MIXED), config={"generation_kwargs": ending})
+    chats = [chat("uneven", i, trainer._trajectories[0].steps[: i % 3]) for i in range(30)]
+    answers = trainer.generate(chats)
+    tokenizer = trainer.processing_class
+    for messages, answer in zip(chats, answers, strict=True):
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert answer.prompt_ids == tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        ended = answer.response_ids[-1] == tokenizer.eos_token_id
+        assert answer.finish_reason == ("stop" if ended else "length")
+        assert ended or len(answer.response_ids) == 6
+        assert tokenizer.eos_token_id not in answer.response_ids[:-1] and tokenizer.eos_token not in answer.text
+    assert {answer.finish_reason for answer in answers} == {"stop", "length"}
 
 
 def test_a_response_without_tokens_counts_as_a_step_and_adds_nothing(base, tmp_path, played):
