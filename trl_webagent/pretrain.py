@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
 from trl_webagent.console import Console, quiet
@@ -44,10 +45,17 @@ def main() -> None:
     parser.add_argument(
         "--pages-per-task", type=int, default=150, help="how many pages of each task the words are read from"
     )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from FOLDER's checkpoint, to another --steps if you like"
+    )
     arguments = parser.parse_args()
 
     console = Console()
-    tokenizer = build_tokenizer(page_texts(arguments.pages_per_task), arguments.vocabulary)
+    checkpoint = get_last_checkpoint(str(arguments.folder / "trainer")) if arguments.resume else None
+    if checkpoint:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    else:
+        tokenizer = build_tokenizer(page_texts(arguments.pages_per_task), arguments.vocabulary)
     words = sorted(word for word in tokenizer.get_vocab() if re.fullmatch(r"[A-Za-z]{2,}", word))
     model = build_policy(tokenizer, hidden=arguments.width, layers=arguments.layers)
     console.say(f"{len(tokenizer)} tokens, {len(words)} of them words; {model.num_parameters():,} parameters")
@@ -77,7 +85,7 @@ def main() -> None:
         callbacks=[Progress(console, list(held_out(tokenizer, words)))],
     )
     quiet(trainer)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=checkpoint)
     model.half().save_pretrained(arguments.folder)
     tokenizer.save_pretrained(arguments.folder)
     shutil.rmtree(arguments.folder / "trainer", ignore_errors=True)
