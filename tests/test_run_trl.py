@@ -137,10 +137,10 @@ def test_a_run_learns_from_groups_with_both_kinds_of_outcome(whole):
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_tasks_trajectories_and_metrics(whole, tmp_path, cache):
-    """The first run made the warmed-up policy, this one finds it."""
-    stdout, _ = finish(start(tmp_path / "again", cache))
-    assert "warm-up: kept from an earlier run" in stdout and "warm-up: kept" not in whole[1]
+def test_the_same_seed_gives_the_same_tasks_trajectories_and_metrics(whole, tmp_path):
+    """From demonstrations and warm-up on: this run finds nothing that the first one made."""
+    stdout, _ = finish(start(tmp_path / "again", tmp_path / "cache"))
+    assert "kept from an earlier run" not in whole[1] + stdout
     first, second = untimed(whole[0]), untimed(tmp_path / "again")
     assert second[0] == first[0]
     assert second[1] == first[1]
@@ -162,6 +162,7 @@ def test_a_killed_run_resumes_from_its_checkpoint_and_ends_as_one_that_was_not(w
 
     stdout, stderr = finish(start(out, cache, "--resume"))
     assert "resumed from update 2 of 4" in stdout and stderr == ""
+    assert "warm-up: kept from an earlier run" in stdout
     resumed, expected = untimed(out), untimed(whole[0])
     assert resumed[0] == expected[0]
     assert resumed[1] == expected[1]
@@ -237,6 +238,17 @@ def test_what_a_recipe_says_of_sampling_and_optimiser_reaches_the_trainer(tmp_pa
     assert (arguments.max_steps, arguments.warmup_steps, arguments.lr_scheduler_type) == (22, 6, "linear")
     assert (arguments.weight_decay, arguments.max_grad_norm) == (0.02, 0.5)
     assert trainer.objective.beta == 0.25 and trainer.ref_model is not None
+
+
+def test_another_model_in_a_known_folder_is_another_model_to_the_kept_warm_ups(tmp_path):
+    from trl_webagent.warm_up import _files_of
+
+    (tmp_path / "model.safetensors").write_bytes(b"first")
+    first = _files_of(str(tmp_path))
+    assert first and _files_of(str(tmp_path)) == first
+    (tmp_path / "model.safetensors").write_bytes(b"second")
+    assert _files_of(str(tmp_path)) != first
+    assert _files_of("a-name/on-the-hub") == []
 
 
 # --- Bad input -------------------------------------------------------------------------------------------------------
