@@ -9,14 +9,13 @@ of a run.
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 from trl import SFTConfig, SFTTrainer
 
@@ -24,7 +23,7 @@ from trl_webagent.console import Console, quiet
 from trl_webagent.warm_up import cpu_arguments
 from webagent_core.episode.browser_rollout import BrowserRollout
 from webagent_core.policy.demonstrations import gather
-from webagent_core.policy.made_up_pages import MadeUpPages
+from webagent_core.policy.made_up_pages import MadeUpPages, words_of
 from webagent_core.policy.tiny import build_policy
 from webagent_core.policy.tokenizer import END, build_tokenizer
 from webagent_core.tasks.demonstrations import DEMONSTRATORS
@@ -33,6 +32,7 @@ from webagent_core.tasks.task import Task
 BATCH = 32
 # Share of the training and the largest page in it: copying is found sooner among few elements.
 STAGES = ((0.3, 4), (0.25, 6), (0.45, 9))
+MORE_PRACTICE = ((1.0, 9),)
 
 
 def main() -> None:
@@ -48,16 +48,20 @@ def main() -> None:
     parser.add_argument(
         "--resume", action="store_true", help="go on from FOLDER's checkpoint, to another --steps if you like"
     )
+    parser.add_argument("--start", help="practise on from this base, at half the learning rate, on the largest pages")
     arguments = parser.parse_args()
 
-    console = Console()
+    console, start = Console(), arguments.start
     checkpoint = get_last_checkpoint(str(arguments.folder / "trainer")) if arguments.resume else None
-    if checkpoint:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    if checkpoint or start:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint or start)
     else:
         tokenizer = build_tokenizer(page_texts(arguments.pages_per_task), arguments.vocabulary)
-    words = sorted(word for word in tokenizer.get_vocab() if re.fullmatch(r"[A-Za-z]{2,}", word))
-    model = build_policy(tokenizer, hidden=arguments.width, layers=arguments.layers)
+    words = words_of(tokenizer)
+    if start:
+        model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    else:
+        model = build_policy(tokenizer, hidden=arguments.width, layers=arguments.layers)
     console.say(f"{len(tokenizer)} tokens, {len(words)} of them words; {model.num_parameters():,} parameters")
     trainer = SFTTrainer(
         model=model,
@@ -65,7 +69,7 @@ def main() -> None:
             output_dir=str(arguments.folder / "trainer"),
             per_device_train_batch_size=BATCH,
             max_steps=arguments.steps,
-            learning_rate=2e-3,
+            learning_rate=1e-3 if start else 2e-3,
             lr_scheduler_type="warmup_stable_decay",
             lr_scheduler_kwargs={"num_decay_steps": int(0.4 * arguments.steps), "min_lr_ratio": 0.05},
             warmup_steps=100,
@@ -80,7 +84,9 @@ def main() -> None:
             disable_tqdm=True,
             **cpu_arguments(),
         ),
-        train_dataset=Dataset.from_list(list(rows(tokenizer, words, arguments.steps))),
+        train_dataset=Dataset.from_list(
+            list(rows(tokenizer, words, arguments.steps, stages=MORE_PRACTICE if start else STAGES))
+        ),
         processing_class=tokenizer,
         callbacks=[Progress(console, list(held_out(tokenizer, words)))],
     )
@@ -99,10 +105,12 @@ def page_texts(pages_per_task: int) -> list[str]:
     return ["\n".join([episode.goal, *(step.observation for step in episode.steps)]) for episode in episodes]
 
 
-def rows(tokenizer: PreTrainedTokenizerBase, words: list[str], steps: int) -> Iterator[dict[str, list[int]]]:
+def rows(
+    tokenizer: PreTrainedTokenizerBase, words: list[str], steps: int, stages: Sequence[tuple[float, int]]
+) -> Iterator[dict[str, list[int]]]:
     """The training rows in order, in batches of rows of like length."""
     pages = MadeUpPages(words, seed=1)
-    for share, largest in STAGES:
+    for share, largest in stages:
         pages.largest = largest
         batches = round(share * steps)
         while batches > 0:
@@ -115,7 +123,7 @@ def rows(tokenizer: PreTrainedTokenizerBase, words: list[str], steps: int) -> It
 
 
 def held_out(tokenizer: PreTrainedTokenizerBase, words: list[str]) -> Iterator[dict[str, list[int]]]:
-    pages = MadeUpPages(words, seed=2)
+    pages = MadeUpPages(words, seed=0)
     for _ in range(256):
         yield encoded(tokenizer, pages)
 

@@ -22,6 +22,7 @@ import webagent_core
 from trl_webagent.console import Console, StepBar, quiet
 from webagent_core.episode.browser_rollout import BrowserRollout
 from webagent_core.policy.demonstrations import gather
+from webagent_core.policy.made_up_pages import MadeUpPages, words_of
 from webagent_core.policy.tiny import BASE
 from webagent_core.recipe import Recipe
 from webagent_core.tasks.task import Task
@@ -59,6 +60,8 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(base)
     rows = [row for chat in chats for row in chat["rows"]]
+    demonstrated = len(rows)
+    rows += _made_up(tokenizer, round(demonstrated * settings.rehearsal / (1 - settings.rehearsal)), seed)
     making = folder.with_name(f"{folder.name}.{os.getpid()}")
     arguments = SFTConfig(
         output_dir=str(making / "trainer"),
@@ -91,13 +94,19 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
         trainer.train()
     loss = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     console.say(
-        f"warm-up: {settings.steps} steps on {len(rows)} demonstrated steps, loss {loss[0]:.2f} -> {loss[-1]:.2f}"
+        f"warm-up: {settings.steps} steps on {demonstrated} demonstrated steps, loss {loss[0]:.2f} -> {loss[-1]:.2f}"
     )
     model.save_pretrained(making)
     tokenizer.save_pretrained(making)
     shutil.rmtree(making / "trainer", ignore_errors=True)
     making.replace(folder)
     return folder
+
+
+def _made_up(tokenizer: Any, count: int, seed: int) -> list[dict[str, Any]]:
+    pages = MadeUpPages(words_of(tokenizer), seed)
+    samples = [pages.sample() for _ in range(count)]
+    return [{"prompt": chat, "completion": [{"role": "assistant", "content": response}]} for chat, response in samples]
 
 
 def start_of(recipe: Recipe) -> str:

@@ -122,6 +122,7 @@ class WarmUp(Section):
 
     demonstrations: Count = 512  # episodes
     mistakes: BelowOne = 0.0  # chance at each step that the demonstrator clicks on just any element
+    rehearsal: BelowOne = 0.0  # share of rows that are made-up pages, lest a tiny policy unlearn to look names up
     steps: Count = 200
     learning_rate: Rate = 1e-3
     batch_size: Count = 32  # rows

@@ -3,13 +3,16 @@
 A page here is a few lines in the notation of browser/observe.js with names drawn from a vocabulary or spelled at
 random, and an instruction says what to do with one of them. Names mean nothing and ids are drawn at random, so the
 only way to be right is to look the name up and copy the id after it. No task's own wording is used: those are learned
-in warm-up. """
+in warm-up."""
 
 from __future__ import annotations
 
 import random
+import re
 import string
 from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
 
 from webagent_core.episode.actions import Action
 from webagent_core.tasks.demonstrations import Element, Move
@@ -18,6 +21,11 @@ _PRESSED = ("button", "link", "clickable", "tab")
 _TICKED = ("checkbox", "radio")
 _FILLED = ("input text", "input password", "textarea")
 _LETTERS = string.ascii_letters + string.digits
+
+
+def words_of(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The words among a tokenizer's tokens, sorted."""
+    return sorted(token for token in tokenizer.get_vocab() if re.fullmatch(r"[A-Za-z]{2,}", token))
 
 
 class MadeUpPages:

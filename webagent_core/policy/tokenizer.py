@@ -3,7 +3,7 @@
 A policy of 0.5 M parameters learns to copy a name only if it is the same token wherever it stands. Hence spaces,
 quotes and newlines between words are tokens of their own: a word never carries its left neighbour. A number does take
 the space before it along, so that an element's id is the token right after its name: the shortest way there is to
-look it up. """
+look it up."""
 
 from __future__ import annotations
 
