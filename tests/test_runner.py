@@ -18,12 +18,12 @@ from test_browser import descendants, http, listening, new_browsers
 from webagent_core.browser.errors import PageNotReady
 from webagent_core.browser.page import WebPage
 from webagent_core.browser.pool import BrowserPool
-from webagent_core.episode.actions import Action
+from webagent_core.episode.actions import GRAMMAR, Action
 from webagent_core.episode.browser_rollout import BrowserRollout
-from webagent_core.episode.contexts import PlaceholderContext, goal_of
+from webagent_core.episode.contexts import SYSTEM_PROMPT, PlaceholderContext, goal_of
 from webagent_core.episode.runner import ContextOverflow, EpisodeLimits, EpisodeRunner, Response
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
-from webagent_core.tasks.demonstrations import demonstrate
+from webagent_core.tasks.demonstrations import demonstrate, elements
 from webagent_core.tasks.task import Outcome, Task
 
 TASK = Task("site/page", 0)
@@ -417,3 +417,8 @@ def test_a_policy_slower_than_the_episode_limit_ends_them_all_without_hanging(ro
 
 def test_no_tasks_are_no_trajectories(rollout):
     assert rollout.play([], demonstrator) == []
+
+
+def test_the_system_prompt_holds_the_whole_grammar_and_an_element_as_pages_show_it():
+    assert SYSTEM_PROMPT.endswith(GRAMMAR)
+    assert [element.kind for element in elements(SYSTEM_PROMPT)] == ["button"]

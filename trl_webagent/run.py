@@ -23,6 +23,7 @@ from trl_webagent.step_grpo_trainer import StepGRPOTrainer
 from trl_webagent.warm_up import cpu_arguments, start_of, warm_up
 from webagent_core.browser.page import PageLimits
 from webagent_core.episode.browser_rollout import BrowserRollout
+from webagent_core.episode.contexts import SYSTEM_PROMPT, PlaceholderContext
 from webagent_core.episode.rollout import GenerateBatch
 from webagent_core.episode.runner import EpisodeLimits
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
@@ -52,6 +53,7 @@ class Run:
         browser, rollout = recipe.browser, recipe.rollout
         self.directory.write_config(recipe.resolved())
         with BrowserRollout(
+            context=PlaceholderContext(SYSTEM_PROMPT if recipe.policy.system_prompt else None),
             pages=browser.pages,
             limits=EpisodeLimits(rollout.max_steps, browser.episode_timeout, rollout.max_format_errors),
             page_limits=PageLimits(load_seconds=browser.navigation_timeout, action_seconds=browser.action_timeout),

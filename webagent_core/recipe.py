@@ -131,6 +131,7 @@ class WarmUp(Section):
 class Policy(Section):
     # "tiny" (webagent_core.policy), or the folder or hub name of a model. Without a profile it is left to you.
     model: str | None = None
+    system_prompt: bool = True  # explain the notation of pages and the actions; a tiny policy learns them in warm-up
     lora: Lora | None = None
     warm_up: WarmUp | None = None
 

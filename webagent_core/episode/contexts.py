@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from webagent_core.episode.actions import GRAMMAR
 from webagent_core.episode.trajectory import Step
+
+# For a model that has not been warmed up on this notation. The words are ours: the paper's prompt is for another one.
+SYSTEM_PROMPT = f"""\
+You carry out a task on a web page, one action at a time. The page is given as text. A line such as
+Submit 7 <button>
+is an element: its name, its id and its kind, with its value or state behind. Other lines are plain text. Older pages of
+the conversation are left out.
+Think briefly, then end your answer with one line `Action: ...` that holds exactly one of these actions:
+{GRAMMAR}"""
 
 
 class PlaceholderContext:
