@@ -76,13 +76,16 @@ def descendants(pid: int) -> dict[int, list[str]]:
 
 def new_browsers(before: Iterable[int]) -> list[int]:
     """Main processes of Chromium (those without --type) among our own descendants that were not there before."""
-    return [
+    found = [
         pid
         for pid, command in descendants(os.getpid()).items()
         if pid not in before
         and os.path.basename(command[0]) == os.path.basename(find_chromium())
         and not any(argument.startswith("--type=") for argument in command)
     ]
+    # A helper that the browser has just forked still bears its parent's command line.
+    helpers = {child for pid in found for child in descendants(pid)}
+    return [pid for pid in found if pid not in helpers]
 
 
 @dataclass
