@@ -28,6 +28,7 @@ SCRIPT = RECIPE / "train_trl.py"
 # Tasks that a hardly warmed-up policy does now and then, sampled hot: groups with both kinds of outcome.
 SETTINGS = {
     "train.updates": 4,
+    "train.num_iterations": 1,  # so that a checkpoint has the number of its update
     "train.save_every": 2,
     "train.eval_every": 2,
     "rollout.group_size": 6,
