@@ -5,7 +5,6 @@ measure. `command_line.py` is the part that runs before the heavy imports of thi
 
 from __future__ import annotations
 
-import random
 import time
 from collections import Counter
 from contextlib import nullcontext
@@ -21,18 +20,16 @@ from trl_webagent.console import Console, quiet
 from trl_webagent.step_grpo_config import StepGRPOConfig
 from trl_webagent.step_grpo_trainer import StepGRPOTrainer
 from trl_webagent.warm_up import cpu_arguments, start_of, warm_up
-from webagent_core.browser.page import PageLimits
-from webagent_core.episode.browser_rollout import BrowserRollout
-from webagent_core.episode.contexts import SYSTEM_PROMPT, PlaceholderContext
+from webagent_core.episode.browser_rollout import BrowserRollout, settings_of
 from webagent_core.episode.rollout import GenerateBatch
-from webagent_core.episode.runner import EpisodeLimits
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.recipe import Recipe
 from webagent_core.report.learning_curve import plot_learning_curve
 from webagent_core.report.run_directory import RunDirectory
-from webagent_core.report.summary import duration
+from webagent_core.report.summary import duration, success_by_task
 from webagent_core.report.text import one_line
 from webagent_core.report.viewer import write_report
+from webagent_core.tasks.schedule import held_out_tasks, training_tasks
 from webagent_core.tasks.task import Task
 
 
@@ -50,18 +47,12 @@ class Run:
 
     def go(self) -> None:
         recipe, started = self.recipe, time.monotonic()
-        browser, rollout = recipe.browser, recipe.rollout
         self.directory.write_config(recipe.resolved())
-        with BrowserRollout(
-            context=PlaceholderContext(SYSTEM_PROMPT if recipe.policy.system_prompt else None),
-            pages=browser.pages,
-            limits=EpisodeLimits(rollout.max_steps, browser.episode_timeout, rollout.max_format_errors),
-            page_limits=PageLimits(load_seconds=browser.navigation_timeout, action_seconds=browser.action_timeout),
-            viewport=tuple(browser.viewport),
-        ) as self.rollout:
-            version = self.rollout.pool.browser_version
+        with BrowserRollout(**settings_of(recipe)) as self.rollout:
+            pool = self.rollout.pool
             self.console.say(
-                f"{recipe.type}, {recipe.preset} preset: Chromium {version}, {browser.pages} pages, run in {self.out}"
+                f"{recipe.type}, {recipe.preset} preset: Chromium {pool.browser_version}, {pool.pages} pages, "
+                f"run in {self.out}"
             )
             model = warm_up(recipe, self.rollout, self.console) if recipe.policy.warm_up else start_of(recipe)
             self.trainer = self._trainer(str(model))
@@ -135,15 +126,10 @@ class Run:
 
     def _tasks(self) -> list[dict[str, Any]]:
         """One dataset row a group, in the order of training: the recipe's tasks in turn, always with another seed."""
-        rng = random.Random(f"tasks/{self.recipe.train.seed}")
-        names: list[str] = []
-        rows = []
-        for _ in range(self.recipe.train.updates * self.recipe.rollout.groups_per_update):
-            if not names:
-                names = rng.sample(self.recipe.tasks.names, len(self.recipe.tasks.names))
-            task = Task(names.pop(), rng.randrange(*self.recipe.tasks.train_seeds))
-            rows.append({"prompt": [{"role": "user", "content": task.group}], "task": task.name, "seed": task.seed})
-        return rows
+        return [
+            {"prompt": [{"role": "user", "content": task.group}], "task": task.name, "seed": task.seed}
+            for task in training_tasks(self.recipe)
+        ]
 
     def _play(self, rows: list[dict[str, Any]], generate: GenerateBatch) -> list[Trajectory]:
         self._bar.reset(1, total=len(rows))
@@ -172,10 +158,7 @@ class Run:
 
     def evaluate(self, phase: str) -> None:
         """Success of the policy as it is now on held-out seeds, sampled as in training; the same pages every time."""
-        first = self.recipe.tasks.held_out_seeds[0]
-        tasks = [
-            Task(name, first + i) for i in range(self.recipe.train.eval_episodes) for name in self.recipe.tasks.names
-        ]
+        tasks = held_out_tasks(self.recipe)
         self.trainer.model.eval()
         if phase == "during":  # there is one bar on the screen at a time
             self._bar.reset(1, total=len(tasks))
@@ -218,15 +201,6 @@ KEPT_METRICS = (
     "success", "return", "steps", "trajectories", "invalid", "rows", "loss", "policy_loss", "kl", "ratio", "clip_ratio",
     "entropy", "grad_norm", "learning_rate", "tokens_per_second", "browser_steps_per_second",
 )  # fmt: skip
-
-
-def success_by_task(trajectories: list[Trajectory]) -> dict[str, float]:
-    """success/<task> over the valid trajectories of each task."""
-    by_task: dict[str, list[bool]] = {}
-    for trajectory in trajectories:
-        if trajectory.valid:
-            by_task.setdefault(f"success/{trajectory.task}", []).append(trajectory.success)
-    return {name: sum(successes) / len(successes) for name, successes in sorted(by_task.items())}
 
 
 def _share(line: dict[str, Any], key: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from webagent_core.episode.trajectory import NOT_THE_POLICY, ExitStatus
+from webagent_core.episode.trajectory import NOT_THE_POLICY, ExitStatus, Trajectory
 
 
 def wilson_interval(success: float, episodes: float, z: float = 1.959964) -> tuple[float, float]:
@@ -154,3 +154,12 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def success_by_task(trajectories: list[Trajectory]) -> dict[str, float]:
+    """success/<task> over the valid trajectories of each task."""
+    by_task: dict[str, list[bool]] = {}
+    for trajectory in trajectories:
+        if trajectory.valid:
+            by_task.setdefault(f"success/{trajectory.task}", []).append(trajectory.success)
+    return {name: sum(successes) / len(successes) for name, successes in sorted(by_task.items())}
