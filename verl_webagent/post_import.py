@@ -6,6 +6,7 @@ registers something into a verl module must not import that module itself: it wa
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import threading
@@ -45,20 +46,20 @@ class PostImportHooks(MetaPathFinder):
         self._searching = threading.local()
 
     def when_imported(self, name: str, callback: Callback) -> None:
-        """Call `callback()` once: at the end of the first import of module `name`, or now if that has happened.
+        """Call `callback()` at the end of the first import of module `name`, or now if that has happened.
 
-        A callback that is given twice for a module is called once. What it raises ends the import of `name` with
-        that error.
+        If another thread is in the middle of that import, this waits for it. What a callback raises ends the import
+        of `name` with that error, or this call.
         """
         with self._lock:
             if self not in sys.meta_path:
                 sys.meta_path.insert(0, self)
-            if not is_imported(name):
-                known = self._callbacks.setdefault(name, [])
-                if callback not in known:
-                    known.append(callback)
-                return
-        callback()
+            late = name in sys.modules
+            if not late:
+                self._callbacks.setdefault(name, []).append(callback)
+        if late:
+            importlib.import_module(name)
+            callback()
 
     def _run(self, name: str) -> None:
         with self._lock:
@@ -79,12 +80,6 @@ class PostImportHooks(MetaPathFinder):
         if spec is not None and spec.loader is not None:
             spec.loader = HookedLoader(spec.loader, lambda: self._run(fullname))
         return spec
-
-
-def is_imported(name: str) -> bool:
-    """Whether the module is there to its last line: one that is being imported is in `sys.modules` too."""
-    module = sys.modules.get(name)
-    return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 hooks = PostImportHooks()

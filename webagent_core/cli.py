@@ -291,7 +291,10 @@ def report(run: Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/w
 
 @app.command()
 def doctor() -> None:
-    """Show what is installed and what each extra lacks; exit code 1 if a core dependency or Chromium is missing."""
+    """Show what is installed, what each extra lacks, and what verl sees of this package.
+
+    Exit code 1 if a core dependency, Chromium or, where verl is installed, something of ours in verl is missing.
+    """
     import platform
 
     from rich.text import Text
@@ -321,11 +324,42 @@ def doctor() -> None:
     if set(lacking) - {"core"}:
         say(f"an extra is installed with: pip install {INSTALL}")
     problems = [] if path else [browser]
+    problems += verl_problems()
     if "core" in lacking:
         problems.append(f"core dependencies missing or of another version: {', '.join(lacking['core'])}")
     if problems:
         fail("; ".join(problems))
     say("what every recipe needs is there", style="green")
+
+
+def verl_problems() -> list[str]:
+    """Show what verl and its workers have of this package, where verl is installed; returns what is broken."""
+    import json
+    import subprocess
+    from importlib.util import find_spec
+
+    if find_spec("verl") is None:
+        console().print("verl is not installed: how it sees this package is not checked")
+        return []
+    # In a process of its own: this package's core never imports verl.
+    done = subprocess.run(
+        [sys.executable, "-m", "verl_webagent.doctor", "--json"], capture_output=True, text=True, timeout=600
+    )
+    try:
+        report = json.loads(done.stdout.splitlines()[-1])
+    except (IndexError, json.JSONDecodeError):
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        return [f"verl cannot be asked: {lines[-1]}"]
+    from rich.text import Text
+
+    table = make_table("in verl", "name", "driver", "worker", "")
+    for part in report["table"]:
+        states = [
+            Text(state, style={"ok": "green", "-": ""}.get(state, "red")) for state in (part["driver"], part["worker"])
+        ]
+        table.add_row(part["kind"], part["name"], *states, part["reason"])
+    console().print(table)
+    return report["problems"]
 
 
 def look_at(requirement: Requirement) -> tuple[str, str]:
