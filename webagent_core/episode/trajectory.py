@@ -41,6 +41,16 @@ class Step:
     response_ids: list[int] = field(default_factory=list)  # ... and gave back, never re-tokenised
 
 
+@dataclass(frozen=True)
+class FinalPage:
+    """The page as it was when the episode first ended: what is graded, whatever the page does afterwards."""
+
+    url: str
+    text: str = ""  # as observations have it
+    html: str = ""  # the document as it stood then, not as the server sent it
+    screenshot: bytes | None = None
+
+
 @dataclass
 class Trajectory:
     """The steps of one attempt at one task."""
@@ -55,6 +65,8 @@ class Trajectory:
     answer: str | None = None  # text of stop("...")
     detail: str = ""  # for people: the error behind an env_error, the page's own reason for a failure
     seconds: float = 0.0
+    final: FinalPage | None = None  # None: not recorded; what the last step saw is then the newest there is
+    evidence: list[dict] = field(default_factory=list)  # what the reward rests on: a judge's words, a rule's findings
 
     @property
     def valid(self) -> bool:
