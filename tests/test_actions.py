@@ -259,6 +259,7 @@ def test_escapes_of_python_and_json_are_decoded_and_other_backslashes_stay():
         ("bracket", "```type [7] [a]```", Action("type", "7", "a", enter=True)),
         ("bracket", "```type [7] [a] [press_enter_after=0]```", Action("type", "7", "a")),
         ("bracket", "scroll [direction=down]", Action("scroll", direction="down")),
+        ("bracket", "type [7] [direction=down] [0]", Action("type", "7", "direction=down")),
         ("bracket", "```go_back\n```", Action("back")),
         ("bracket", "stop []", Action("stop", answer="")),
         (
@@ -287,6 +288,7 @@ def test_dialect_reads(dialect, answer, action):
         ("json", '{"action": "click", "element": 1, "element": 2}', "bad_arguments"),
         ("json", '{"element": 1}', "bad_arguments"),
         ("bracket", "hover [3]", "unknown_action"),
+        ("bracket", "type [3]", "bad_arguments"),
         ("bracket", "click(3)", "no_action"),
         ("bracket", "```click [3]```\n```click [4]```", "multiple_actions"),
         ("do", 'do(action="Hover", element="3")', "unknown_action"),

@@ -16,6 +16,25 @@ screenshot (`parse_coordinate_action`), whose numbers `CoordinateSpace` turns in
 """
 
 from webagent_core.episode.actions.action import Action, FormatError, Kind
+from webagent_core.episode.actions.coordinates import (
+    COORDINATE_GRAMMAR,
+    coordinate_thought_of,
+    parse_coordinate_action,
+)
 from webagent_core.episode.actions.elements import GRAMMAR, parse_action, thought_of
+from webagent_core.episode.actions.spaces import CoordinateSpace, smart_resize, to_css
 
-__all__ = ["GRAMMAR", "Action", "FormatError", "Kind", "parse_action", "thought_of"]
+__all__ = [
+    "COORDINATE_GRAMMAR",
+    "GRAMMAR",
+    "Action",
+    "CoordinateSpace",
+    "FormatError",
+    "Kind",
+    "coordinate_thought_of",
+    "parse_action",
+    "parse_coordinate_action",
+    "smart_resize",
+    "thought_of",
+    "to_css",
+]

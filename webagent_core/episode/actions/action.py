@@ -65,6 +65,8 @@ class Action:
         given = {parameter: getattr(self, parameter) for parameter in parameters}
         if self.at_point and self.name == "type" and self.text and self.text.endswith("\n") and not self.enter:
             return f"type({_spell('text', self.text)}, enter=false)"  # a last line break alone would press Enter
+        if self.at_point and self.name == "scroll":
+            return f'scroll({_spell("x", self.x)}, {_spell("y", self.y)}, direction="{self.direction}")'
         spelled = [_spell(parameter, value) for parameter, value in given.items() if value is not None]
         return f"{self.name}({', '.join(filter(None, spelled))})"
 
@@ -103,7 +105,7 @@ def _spell(parameter: str, value: str | bool | float | tuple[str, ...]) -> str:
     if parameter == "seconds":
         return _number(value)
     if parameter == "keys":
-        value = " ".join(value)
+        value = "+".join(value)
     if parameter == "element" and value.isdecimal():
         return value
     return '"' + _TO_ESCAPE.sub(_escape, value) + '"'

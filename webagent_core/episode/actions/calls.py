@@ -103,7 +103,6 @@ def read_brackets(text: str, position: int) -> tuple[Arguments, int]:
             raise Unreadable("truncated", "the answer ends inside the action; close its bracket", len(text))
         if len(arguments) == _MOST_ARGUMENTS:
             raise Unreadable("bad_arguments", "too many arguments", position)
-        value = text[opening.end() : bracket.start()]
-        arguments.append((None, value.removeprefix("press_enter_after=").removeprefix("direction=")))
+        arguments.append((None, text[opening.end() : bracket.start()]))
         position = bracket.end()
     return arguments, position

@@ -69,7 +69,7 @@ def _build_call(name: str, arguments: Arguments) -> Action:
     parameters = PARAMETERS[name]
     if name == "scroll" and [keyword for keyword, _ in arguments if keyword in (None, "direction")] == [None]:
         parameters = ("direction", "element")  # the only unnamed argument, and no other is the direction
-    return _action(name, by_parameter(name, parameters, arguments))
+    return _action(name, _by_parameter(name, parameters, arguments))
 
 
 def _build_json(_: str, arguments: Arguments) -> Action:
@@ -81,15 +81,18 @@ def _build_json(_: str, arguments: Arguments) -> Action:
 
 
 def _build_bracket(name: str, arguments: Arguments) -> Action:
-    if name.lower() == "type" and len(arguments) == 2:
-        arguments = [*arguments, (None, "1")]
+    if name.lower() == "type" and len(arguments) >= 2:
+        enter = [(None, value.removeprefix("press_enter_after=")) for _, value in arguments[2:]]
+        arguments = arguments[:2] + (enter or [(None, "1")])
+    elif name.lower() == "scroll":
+        arguments = [(None, value.removeprefix("direction=")) for _, value in arguments]
     return _build_call(name, arguments)
 
 
 def _build_do(name: str, arguments: Arguments) -> Action:
     if name.lower() in _OTHER_NAMES:
         return _build_call(name, arguments)
-    given = by_parameter(name, ("action", "argument", "element"), arguments) if name.lower() == "do" else {}
+    given = _by_parameter(name, ("action", "argument", "element"), arguments) if name.lower() == "do" else {}
     operation = given.pop("action", name).lower()
     if operation not in _WEBRL_OPERATIONS or name.lower() != "do":
         allowed = f"do with action {', '.join(_WEBRL_OPERATIONS)}; exit; go_backward"
@@ -98,12 +101,12 @@ def _build_do(name: str, arguments: Arguments) -> Action:
     return _action(action, {argument if key == "argument" else key: value for key, value in given.items()} | implied)
 
 
-def by_parameter(name: str, parameters: tuple[str, ...], arguments: Arguments) -> dict[str, str]:
+def _by_parameter(name: str, parameters: tuple[str, ...], arguments: Arguments) -> dict[str, str]:
     """The arguments of a call, keyed; those without a keyword go to the parameter at the same place."""
     given: dict[str, str] = {}
     for place, (keyword, value) in enumerate(arguments):
         if keyword is None and place >= len(parameters):
-            raise Unreadable("bad_arguments", f"{name} takes {listed(parameters)}, got {len(arguments)} arguments")
+            raise Unreadable("bad_arguments", f"{name} takes {_list(parameters)}, got {len(arguments)} arguments")
         parameter = parameters[place] if keyword is None else _OTHER_PARAMETERS.get(keyword, keyword)
         if parameter in given:
             raise Unreadable("bad_arguments", f"{name}: {show(parameter)} is given twice")
@@ -115,15 +118,15 @@ def _action(name: str, given: dict[str, str]) -> Action:
     """The action with these arguments, each checked and turned into what it stands for."""
     parameters = PARAMETERS[name]
     if unknown := [parameter for parameter in given if parameter not in parameters]:
-        raise Unreadable("bad_arguments", f"{name} takes {listed(parameters)}, got {show(unknown[0])}")
+        raise Unreadable("bad_arguments", f"{name} takes {_list(parameters)}, got {show(unknown[0])}")
     if missing := [p for p in parameters if p not in given and (name, p) not in _OPTIONAL]:
-        raise Unreadable("bad_arguments", f"{name}: {missing[0]} is missing; it takes {listed(parameters)}")
+        raise Unreadable("bad_arguments", f"{name}: {missing[0]} is missing; it takes {_list(parameters)}")
     if name == "stop":
         given = {"answer": ""} | given
     return Action(name, **{parameter: interpret(parameter, value) for parameter, value in given.items()})
 
 
-def listed(parameters: tuple[str, ...]) -> str:
+def _list(parameters: tuple[str, ...]) -> str:
     return ", ".join(parameters) or "no arguments"
 
 

@@ -103,7 +103,7 @@ def find_calls(text: str, dialect: Dialect, in_thought: bool) -> list[Call]:
             position, in_thought, answer_begins = closing.end(), False, True
         if answer_begins:
             head = dialect.call.match(text, _NOISE.match(text, position).end())
-            start, answer_begins = position, False
+            start, answer_begins = head.start() if head else position, False
         if head is None:
             marker = dialect.markers.search(text, position)
             if marker is None:
