@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import datasets
+import transformers
 from rich.console import Console as RichConsole
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import TrainerCallback
@@ -50,3 +54,16 @@ def quiet(trainer: Any) -> None:
     """Take away the callbacks that print every log line: the run says what there is to say, once."""
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
+
+
+def be_quiet() -> None:
+    """Leave the console to the run's own lines: no banners, no bars for every file and map."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    for name, value in {
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }.items():
+        os.environ.setdefault(name, value)
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()

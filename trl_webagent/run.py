@@ -26,7 +26,7 @@ from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.recipe import Recipe
 from webagent_core.report.learning_curve import plot_learning_curve
 from webagent_core.report.run_directory import RunDirectory
-from webagent_core.report.summary import duration, success_by_task
+from webagent_core.report.summary import closing_lines, duration, success_by_task
 from webagent_core.report.text import one_line
 from webagent_core.report.viewer import write_report
 from webagent_core.tasks.schedule import held_out_tasks, training_tasks
@@ -182,29 +182,20 @@ class Run:
     def _report(self, seconds: float) -> None:
         plot_learning_curve(self.directory, self.out / "learning_curve.png")
         write_report(self.directory, self.out / "report.html")
-        lines = {line["phase"]: line for line in self.directory.metrics()}
-        before, after = lines.get("before", {}), lines["after"]
-        for name in sorted(self.recipe.tasks.names):
-            key = f"success/{name}"
-            self.console.say(f"  {name:32} {_share(before, key)} -> {_share(after, key)}")
+        *by_task, overall = closing_lines(self.directory.metrics(), self.recipe.tasks.names, self.recipe.train.seed)
+        for line in by_task:
+            self.console.say(line)
         self.console.say(
             f"{duration(seconds)} in all; every step to click through: {self.out / 'report.html'}; "
             f"the curve: {self.out / 'learning_curve.png'}"
         )
-        self.console.say(
-            f"success on held-out seeds: {_share(before, 'success')} before, {_share(after, 'success')} after "
-            f"({after['episodes']} episodes, {self.update} updates, seed {self.recipe.train.seed})"
-        )
+        self.console.say(overall)
 
 
 KEPT_METRICS = (
     "success", "return", "steps", "trajectories", "invalid", "rows", "loss", "policy_loss", "kl", "ratio", "clip_ratio",
     "entropy", "grad_norm", "learning_rate", "tokens_per_second", "browser_steps_per_second",
 )  # fmt: skip
-
-
-def _share(line: dict[str, Any], key: str) -> str:
-    return f"{line[key]:.2f}" if line.get(key) is not None else "  - "
 
 
 def lora_config(lora: Any) -> Any:

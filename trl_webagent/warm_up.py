@@ -1,5 +1,8 @@
 """Warm-up by imitation: demonstrations from the real browser, then TRL's SFTTrainer. Kept, so that a second run
-starts at once."""
+starts at once.
+
+A TRL run does this itself. For a run on another trainer, `python -m trl_webagent.warm_up RECIPE_FOLDER --link PATH`
+warms the recipe's policy up, or finds the kept one, and makes PATH a link to its folder."""
 
 from __future__ import annotations
 
@@ -19,12 +22,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 import webagent_core
-from trl_webagent.console import Console, StepBar, quiet
-from webagent_core.episode.browser_rollout import BrowserRollout
+from trl_webagent.console import Console, StepBar, be_quiet, quiet
+from webagent_core.command_line import overrides_of, parser
+from webagent_core.episode.browser_rollout import BrowserRollout, settings_of
 from webagent_core.policy.demonstrations import gather
 from webagent_core.policy.made_up_pages import MadeUpPages, words_of
 from webagent_core.policy.tiny import BASE
-from webagent_core.recipe import Recipe
+from webagent_core.recipe import Recipe, load_recipe
 from webagent_core.tasks.task import Task
 
 
@@ -175,8 +179,25 @@ def _hash(rooms: Sequence[str], *inputs: Any) -> str:
     return digest.hexdigest()[:16]
 
 
+def main() -> None:
+    known = parser("RECIPE_FOLDER", "TRL")
+    known.add_argument("recipe_folder", type=Path)
+    known.add_argument("--link", type=Path, required=True, help="is made a link to the policy's folder")
+    arguments = known.parse_args()
+    recipe = load_recipe(arguments.recipe_folder, arguments.preset, arguments.profile, overrides_of(arguments))
+    arguments.link.parent.mkdir(parents=True, exist_ok=True)
+    arguments.link.unlink(missing_ok=True)
+    with BrowserRollout(**settings_of(recipe)) as rollout:
+        arguments.link.symlink_to(warm_up(recipe, rollout, Console()).resolve())
+
+
 def cpu_arguments() -> dict[str, Any]:
     """Trainer arguments that a machine without an accelerator needs; empty on one that has one."""
     if torch.accelerator.is_available():
         return {}
     return {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+
+
+if __name__ == "__main__":
+    be_quiet()
+    main()

@@ -163,3 +163,22 @@ def success_by_task(trajectories: list[Trajectory]) -> dict[str, float]:
         if trajectory.valid:
             by_task.setdefault(f"success/{trajectory.task}", []).append(trajectory.success)
     return {name: sum(successes) / len(successes) for name, successes in sorted(by_task.items())}
+
+
+def closing_lines(metrics: Iterable[Mapping[str, Any]], tasks: Iterable[str], seed: int) -> list[str]:
+    """A run's last words: success on held-out seeds before and after, of each task and then of all."""
+    lines = {line["phase"]: line for line in metrics}
+    before, after = lines.get("before", {}), lines["after"]
+
+    def share(line: Mapping[str, Any], key: str) -> str:
+        return f"{line[key]:.2f}" if line.get(key) is not None else "  - "
+
+    told = []
+    for task in sorted(tasks):
+        key = f"success/{task}"
+        told.append(f"  {task:32} {share(before, key)} -> {share(after, key)}")
+    told.append(
+        f"success on held-out seeds: {share(before, 'success')} before, {share(after, 'success')} after "
+        f"({after['episodes']} episodes, {after['update']} updates, seed {seed})"
+    )
+    return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +39,7 @@ def one_line(metrics: Mapping[str, Any], updates: int | None = None) -> str:
     if any(count for _, count in counts):
         parts.append(" ".join(f"{status} {count:.0f}" for status, count in counts if count))
     for key, form in _AFTER_THE_STATUSES:
-        if metrics.get(key) is not None:
+        if metrics.get(key) is not None and not math.isnan(metrics[key]):
             parts.append(form.format(metrics[key]))
     return "  ".join(parts)
 

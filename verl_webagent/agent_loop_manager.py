@@ -1,0 +1,82 @@
+"""What happens when an agent loop, ours or a user's, does not come back with rows.
+
+Stock verl drops a session that returns nothing or raises, loses a whole group that returned nothing without a count,
+and waits forever for one that hangs. Here each of them becomes one row that is not valid: it is in no statistic and no
+loss, and it is counted. Named in the configuration as
+`+actor_rollout_ref.rollout.agent.agent_loop_manager_class=verl_webagent.agent_loop_manager.WebAgentLoopManager`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import ray
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
+
+from verl_webagent.agent_loop import TRAJECTORY, broken, empty_row
+from verl_webagent.recipe import node_of
+from verl_webagent.run_log import keep, partition
+from webagent_core.episode.trajectory import ExitStatus, Trajectory
+from webagent_core.rewards.reward_manager import RewardError
+
+KEPT_IN = "kept_in"  # beside a trajectory on its way through verl: the partition it is for
+
+logger = logging.getLogger(__name__)
+
+
+class WebAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+    """verl's worker; `webagent.session_seconds` bounds a session of any loop."""
+
+    async def _run_agent_loop(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, **sample: Any
+    ) -> None:
+        fatal = False
+        seconds = node_of(self.config)["session_seconds"]
+        where = f"session {sample['session_id']} of {sample['uid']}"
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await super()._run_agent_loop(sampling_params, trajectory, agent_name=agent_name, **sample)
+        except TimeoutError as error:
+            told = f"no end after {seconds:g} s" if limit.expired() else f"TimeoutError: {error}"
+            logger.warning("agent loop %r, %s: %s", agent_name, where, told)
+        except RewardError as error:  # a mistake in somebody's class, which would spoil every trajectory: the run ends
+            told, fatal = str(error), True
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            logger.error("agent loop %r raised in %s", agent_name, where, exc_info=error)
+        await super()._agent_loop_postprocess([self._empty(sample, told, fatal)], trajectory["validate"], **sample)
+
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **sample: Any) -> None:
+        rows = output if isinstance(output, list) else [output]
+        if not rows or not all(isinstance(row, AgentLoopOutput) for row in rows):
+            what = "an empty list" if not rows else f"{output!r:.80}, allowed are AgentLoopOutput and lists of them"
+            logger.warning("an agent loop returned %s", what)
+            rows = [self._empty(sample, f"the agent loop returned {what}")]
+        if isinstance(rows[0].extra_fields.get(TRAJECTORY), Trajectory):
+            rows[0].extra_fields[KEPT_IN] = partition(validate)
+        await super()._agent_loop_postprocess(rows, validate, **sample)
+
+    async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict) -> None:
+        """verl's call of the reward manager; then the trajectory stays behind, and rows travel light."""
+        await super()._compute_score(outputs, kwargs)
+        extra = outputs[0].extra_fields
+        played, where = extra.pop(TRAJECTORY, None), extra.pop(KEPT_IN, None)
+        told = outputs[-1].extra_fields.get("reward_extra_info") or {}
+        if played is None or not node_of(self.config)["out"]:
+            return
+        if told.get("exit_status"):  # a judge may have failed, or found another reward: its process had a copy
+            played.exit_status = ExitStatus(told["exit_status"])
+            played.reward = outputs[-1].reward_score if told["valid"] else None
+        await keep(f"{kwargs['uid']}_{kwargs['session_id']}", where, played)
+
+    def _empty(self, sample: dict[str, Any], told: str, fatal: bool = False) -> AgentLoopOutput:
+        return empty_row(self.tokenizer, self.config, int(sample["global_steps"]), broken(told) | {"fatal": fatal})
+
+
+class WebAgentLoopManager(AgentLoopManagerTQ):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.agent_loop_workers_class = ray.remote(WebAgentLoopWorker)

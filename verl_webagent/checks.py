@@ -1,0 +1,58 @@
+"""What verl would run and what would compute something else than the recipe: refused before anything starts.
+
+verl's own validation knows neither our names nor our needs, and not every name of its own either.
+"""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from verl_webagent.recipe import recipe_of
+
+# Methods that verl cannot host, with the reason that recipe pages give as well.
+NOT_HOSTED = {
+    "uitars": "it trains on pairs of responses (DPO), and verl's trainers know rollouts only: run it on TRL",
+    "agentq": "it trains on pairs of responses (DPO), and verl's trainers know rollouts only: run it on TRL",
+}
+
+
+def check_config(config: DictConfig) -> None:
+    """Raise ValueError, in one line that names the setting, its value and what is allowed, or return."""
+    recipe = recipe_of(config)
+    objective = recipe.load_objective()
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    if recipe.type in NOT_HOSTED:
+        raise ValueError(f"webagent.recipe = {recipe.type!r} cannot run on verl: {NOT_HOSTED[recipe.type]}")
+    if getattr(objective, "hcpo", False):
+        raise ValueError(
+            "objective.hcpo = True cannot run on verl: the compressed branch needs a second forward pass of each "
+            "answer in the same gradient, and verl's engines run one; set objective.hcpo=false for the full branch "
+            "alone, or run it on TRL"
+        )
+    if objective.uses_reference and not actor.use_kl_loss:
+        raise ValueError(
+            f"actor_rollout_ref.actor.use_kl_loss = {actor.use_kl_loss}: must be true for {recipe.type}, whose loss "
+            "compares with the reference policy; its strength is the recipe's beta, kl_loss_coef is not read"
+        )
+    if objective.uses_critic and config.critic.get("enable") is not True:
+        raise ValueError(
+            f"critic.enable = {config.critic.get('enable')}: must be true for {recipe.type}, which learns a critic"
+        )
+    if "behave_logp" in objective.required_logps and not rollout.calculate_log_probs:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.calculate_log_probs = {rollout.calculate_log_probs}: must be true for "
+            f"{recipe.type}, which weighs by the policy that played"
+        )
+    refused = {
+        "algorithm.use_kl_in_reward": (config.algorithm.use_kl_in_reward, False),
+        "actor_rollout_ref.actor.entropy_coeff": (actor.entropy_coeff, 0),
+    }
+    for name, (value, allowed) in refused.items():
+        if value != allowed:
+            raise ValueError(
+                f"{name} = {value!r}: must be {allowed!r} in the webagent trainer modes, whose loss is the recipe's"
+            )
+    if actor.strategy not in ("fsdp", "fsdp2"):
+        raise ValueError(f"actor_rollout_ref.actor.strategy = {actor.strategy!r}: allowed are fsdp, fsdp2")
+    if rollout.n < 2 and "group_size" in type(recipe.rollout).model_fields and not objective.uses_critic:
+        raise ValueError(f"actor_rollout_ref.rollout.n = {rollout.n}: must be at least 2, a group is the baseline")

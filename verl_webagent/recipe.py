@@ -1,0 +1,98 @@
+"""A recipe inside verl's configuration: which one, and its numbers wherever verl has a name for them.
+
+The node `webagent` of the configuration says which recipe runs; `${webagent:rollout.group_size}` anywhere else is that
+recipe's number. So a recipe states each number once, in its recipe.yaml, and verl's YAML only says where it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from webagent_core.cli import override
+from webagent_core.recipe import Recipe, load_recipe
+
+# What the node may hold, with the defaults.
+NODE: dict[str, Any] = {
+    "recipe": None,  # name of a shipped recipe, or a path
+    "preset": "paper",
+    "profile": "embedded",
+    "seed": 0,
+    "set": [],  # overrides, "section.key=value"
+    "out": None,  # folder of the run: metrics, trajectories, report; none without
+    "reward_manager": None,  # "package.module:Class", a webagent_core reward manager; none: the task's own reward
+    "session_seconds": 1800.0,  # a session of any agent loop that takes longer is an env_error
+    "poll_seconds": 0.1,  # how often the trainer looks for finished groups
+    "broken_batches": 3,  # so many batches in a row without one valid trajectory end the run
+}
+
+
+def node_of(config: DictConfig) -> dict[str, Any]:
+    """The `webagent` node with its defaults filled in. Raises ValueError, in one line, for what is not known."""
+    node = config.get("webagent")
+    if node is None:
+        raise ValueError("webagent is missing in the configuration: `webagent: {recipe: NAME}` says what to train")
+    given = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else dict(node)
+    unknown = sorted(set(given) - set(NODE))
+    if unknown:
+        raise ValueError(f"webagent.{unknown[0]} = {given[unknown[0]]!r} is not known; there are {', '.join(NODE)}")
+    if not given.get("recipe"):
+        raise ValueError("webagent.recipe is missing: the name of a recipe (`webagent ls`), or a path to one")
+    return NODE | given
+
+
+def recipe_of(config: DictConfig) -> Recipe:
+    """The recipe that the configuration's `webagent` node names. Raises what `load_recipe` raises."""
+    node = node_of(config)
+    name = str(node["recipe"])
+    path = Path(name)
+    return _load(
+        str(path.resolve()) if path.exists() else name,
+        node["preset"],
+        node["profile"],
+        (f"train.seed={node['seed']}", *node["set"]),
+    )
+
+
+@cache
+def _load(name: str, preset: str, profile: str | None, overrides: Sequence[str]) -> Recipe:
+    return load_recipe(name, preset, profile, dict(map(override, overrides)))
+
+
+def value_of(recipe: Recipe, key: str) -> Any:
+    """What `${webagent:KEY}` stands for: a setting of the recipe, or one of the few things that follow from several."""
+    rollout, train = recipe.rollout, recipe.train
+    match key:
+        case "max_prompt_tokens":
+            return rollout.max_context_tokens - rollout.max_response_tokens
+        case "top_k":
+            return rollout.top_k or -1
+        case "save_freq":
+            return train.save_every or train.updates
+        case "test_freq":
+            return train.eval_every or train.updates  # always after the last one
+        case "warmup_ratio":
+            return train.warmup_ratio or 0.0
+        case "betas":
+            return [train.adam_beta1, train.adam_beta2]
+        case "critic_learning_rate":
+            return getattr(train, "critic_learning_rate", None) or train.learning_rate
+        case "uses_reference":
+            return recipe.load_objective().uses_reference
+        case "uses_critic":
+            return recipe.load_objective().uses_critic
+        case "lora_rank":
+            return recipe.policy.lora.r if recipe.policy.lora else 0
+        case "lora_alpha":
+            return recipe.policy.lora.alpha if recipe.policy.lora else 16
+    section, _, rest = key.partition(".")
+    value: Any = recipe.load_objective() if section == "objective" else recipe
+    for part in (rest if section == "objective" else key).split("."):
+        if not hasattr(value, part):
+            raise ValueError(f"${{webagent:{key}}}: the recipe {recipe.type} has no setting {key!r}")
+        value = getattr(value, part)
+    return list(value) if isinstance(value, tuple) else value

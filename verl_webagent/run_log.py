@@ -1,0 +1,117 @@
+"""A verl run's folder, the same as a TRL run's: metrics, trajectories with screenshots, learning curve, report.
+
+The agent loop leaves each played `Trajectory` in a TransferQueue partition of its own, so that the rows which travel to
+the training workers stay small; the trainer takes it from there.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transfer_queue as tq
+from tensordict import TensorDict
+
+from verl_webagent.sessions import Session
+from webagent_core.episode.trajectory import ExitStatus, Trajectory
+from webagent_core.recipe import Recipe
+from webagent_core.report.learning_curve import plot_learning_curve
+from webagent_core.report.run_directory import RunDirectory
+from webagent_core.report.summary import success_by_task
+from webagent_core.report.text import one_line
+from webagent_core.report.viewer import write_report
+
+
+def partition(validate: bool) -> str:
+    return f"trajectories-{'val' if validate else 'train'}"
+
+
+async def keep(key: str, where: str, trajectory: Trajectory) -> None:
+    """Called by an agent-loop worker: leave `trajectory` in that partition, for the trainer."""
+    pickled = torch.frombuffer(bytearray(pickle.dumps(trajectory)), dtype=torch.uint8)
+    fields = TensorDict({"pickled": pickled.unsqueeze(0)}, batch_size=1)
+    await tq.async_kv_batch_put(keys=[key], fields=fields, tags=[{"kept": True}], partition_id=where)
+
+
+def taken(validate: bool, keys: Sequence[str] | None = None) -> dict[str, Trajectory]:
+    """The kept trajectories of these keys (of all, where None), which are then no longer kept."""
+    there = (tq.kv_list(partition(validate)) or {}).get(partition(validate), {})
+    keys = sorted(there) if keys is None else [key for key in keys if key in there]
+    found = {}
+    for key in keys:  # one at a time: they differ in size
+        data = tq.kv_batch_get(keys=[key], partition_id=partition(validate), select_fields=["pickled"])
+        # Written by this run's own workers.
+        found[key] = pickle.loads(data["pickled"][0].numpy().tobytes())
+    if keys:
+        tq.kv_clear(keys=keys, partition_id=partition(validate))
+    return found
+
+
+class RunLog:
+    """Writes one run's folder from what verl's trainer sees."""
+
+    def __init__(self, out: str, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.directory = RunDirectory(Path(out))
+        self.directory.write_config(recipe.resolved())
+        self.per_task: dict[str, float] = {}
+
+    def truncate_after(self, update: int) -> None:
+        self.directory.truncate_after(update)
+
+    def train(self, update: int, sessions: Sequence[Session], advantages: Sequence[Any]) -> None:
+        """The trajectories of one batch."""
+        keys = [f"{session.uid}_{session.number}" for session in sessions]
+        kept = taken(validate=False, keys=keys)
+        pairs = [(kept[key], a) for key, a in zip(keys, advantages, strict=True) if key in kept]
+        pairs.sort(key=lambda pair: pair[0].group)
+        scalars = [a if isinstance(a, float) else None for _, a in pairs]
+        self.directory.log_trajectories(update, "train", [trajectory for trajectory, _ in pairs], scalars)
+        self.per_task = success_by_task([trajectory for trajectory, _ in pairs])
+
+    def update(self, update: int, metrics: dict[str, Any], seconds: dict[str, float]) -> None:
+        """One finished update, from verl's metrics and timings."""
+        line: dict[str, Any] = {"update": update, "phase": "train"}
+        ours = ("success", "return", "steps", "trajectories", "invalid", "rows")
+        line |= {name: metrics[f"webagent/{name}"] for name in ours if f"webagent/{name}" in metrics}
+        actors = ("loss", "policy_loss", "kl", "ratio", "clip_ratio", "behave_weight", "entropy", "grad_norm")
+        line |= {name: float(metrics[f"actor/{name}"]) for name in actors if f"actor/{name}" in metrics}
+        if "actor/lr" in metrics:
+            line["learning_rate"] = float(metrics["actor/lr"])
+        line |= {f"exit_status/{status}": metrics[f"webagent/exit_status/{status}"] for status in ExitStatus}
+        rollout = seconds.get("gen", 0.0)
+        if rollout:
+            line["browser_steps_per_second"] = metrics["webagent/rows"] / rollout
+        parts = {
+            "rollout": rollout,
+            "log-probabilities": sum(seconds.get(part, 0.0) for part in ("old_log_prob", "ref", "values")),
+            "loss": sum(seconds.get(part, 0.0) for part in ("update_actor", "update_critic")),
+            "weights": seconds.get("update_weights", 0.0),
+        }
+        if "step" in seconds:
+            parts["other"] = max(0.0, seconds["step"] - sum(parts.values()))
+        self.directory.log_metrics(line | self.per_task | {"seconds": parts})
+        print(one_line(line, self.recipe.train.updates), flush=True)
+
+    def evaluation(self, update: int, updates: int) -> None:
+        """The trajectories of one evaluation on held-out seeds; after the last update, the report as well."""
+        trajectories = list(taken(validate=True).values())
+        trajectories.sort(key=lambda trajectory: trajectory.group)
+        phase = "before" if update == 0 else "after" if update >= updates else "during"
+        valid = [trajectory for trajectory in trajectories if trajectory.valid]
+        line: dict[str, Any] = {"update": update, "phase": phase, "episodes": len(valid)}
+        if valid:
+            line["success"] = sum(trajectory.success for trajectory in valid) / len(valid)
+            line["steps"] = sum(len(trajectory.steps) for trajectory in valid) / len(valid)
+        statuses = Counter(trajectory.exit_status for trajectory in trajectories)
+        line |= {f"exit_status/{status}": statuses[status] for status in ExitStatus}
+        self.directory.log_metrics(line | success_by_task(trajectories))
+        self.directory.log_trajectories(update, phase, trajectories, None)
+        print(one_line(line), flush=True)
+        if phase == "after":
+            plot_learning_curve(self.directory, self.directory.path / "learning_curve.png")
+            write_report(self.directory, self.directory.path / "report.html")

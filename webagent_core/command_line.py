@@ -1,0 +1,97 @@
+"""The command line that every recipe's training script has, whatever trainer is behind it.
+
+Checks all it can before a browser, a model or a heavy import starts."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from webagent_core.browser.chromium import find_chromium
+from webagent_core.cli import override
+from webagent_core.recipe import Recipe, load_recipe
+from webagent_core.tasks.demonstrations import check_demonstrated
+from webagent_core.tasks.miniwob import check_name
+
+# The whole walk, small: for tests, and for a first look at whether everything is in place.
+SMOKE = {
+    "rollout.groups_per_update": 2,
+    "rollout.group_size": 4,
+    "train.updates": 2,
+    "train.eval_episodes": 1,
+    "policy.warm_up.demonstrations": 30,
+    "policy.warm_up.steps": 20,
+}
+
+
+def parser(recipe_name: str, trainer: str) -> argparse.ArgumentParser:
+    """The arguments; `trainer` ("trl", "verl") is for the help text and the run's name."""
+    parser = argparse.ArgumentParser(description=f"Train the recipe {recipe_name} with {trainer}.")
+    parser.add_argument("--preset", default="paper", help="paper (default) or released: where paper and code differ")
+    parser.add_argument(
+        "--profile", default="embedded", help="numbers for a machine; embedded (default): two CPU cores"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="fixes tasks, pages, warm-up, sampling and training")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a setting")
+    parser.add_argument("--name", help="name of the run (default: <recipe>-<preset>-seed<seed>)")
+    parser.add_argument("--out", type=Path, help="folder of the run (default: runs/<name>)")
+    parser.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint")
+    parser.add_argument(
+        "--smoke", action="store_true", help="the whole walk in under three minutes; learns next to nothing"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved settings and their sources, and stop"
+    )
+    return parser
+
+
+def run_folder(recipe_name: str, trainer: str, arguments: argparse.Namespace) -> Path:
+    """Where the run goes: --out, else runs/ and its --name, else a name made of what it is."""
+    parts = [recipe_name, *([] if trainer == "trl" else [trainer]), arguments.preset, f"seed{arguments.seed}"]
+    return arguments.out or Path("runs") / (arguments.name or "-".join(parts + ["smoke"] * arguments.smoke))
+
+
+def overrides_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the arguments change. Raises ValueError for one that cannot be read."""
+    changed: dict[str, Any] = {"train.seed": arguments.seed} | (SMOKE if arguments.smoke else {})
+    return changed | dict(map(override, arguments.set))
+
+
+def checked_recipe(recipe_folder: Path, arguments: argparse.Namespace, checkpoint: object) -> Recipe:
+    """The recipe, with everything checked that can be checked cheaply; `checkpoint` is what --resume would go on from.
+
+    Raises ValueError or FileNotFoundError whose message names the field, its value and what is allowed.
+    """
+    recipe = load_recipe(recipe_folder, arguments.preset, arguments.profile, overrides_of(arguments))
+    for name in recipe.tasks.names:
+        check_name(name)
+        if recipe.policy.warm_up:
+            check_demonstrated(name)
+    if recipe.rollout.temperature == 0:
+        raise ValueError("rollout.temperature = 0: allowed are numbers > 0, or all attempts at a task would be equal")
+    _check_model(recipe.policy.model)
+    if arguments.resume and not checkpoint:
+        raise FileNotFoundError(f"--resume: {arguments.out} holds no checkpoint to go on from")
+    if not arguments.resume and (arguments.out / "metrics.jsonl").exists():
+        raise ValueError(
+            f"--out {arguments.out}: this run exists; go on with --resume, or give another --name or --out"
+        )
+    find_chromium()
+    return recipe
+
+
+def _check_model(name: str | None) -> None:
+    """Raise FileNotFoundError unless `name` is tiny, the folder of a model, or a model of the hub."""
+    if name == "tiny" or (name and (Path(name) / "config.json").is_file()):
+        return
+    allowed = "tiny, a folder with a config.json, the name of a model on the hub"
+    if name and not Path(name).exists():
+        from huggingface_hub import HfApi, constants
+
+        try:
+            if not constants.HF_HUB_OFFLINE and HfApi().model_info(name, timeout=10):
+                return
+        except Exception as error:  # whatever the hub or the way to it answers, the user's remedy is the same
+            allowed += f" (it answers {type(error).__name__})"
+    raise FileNotFoundError(f"policy.model = {name!r}: no such model; allowed are {allowed}")
