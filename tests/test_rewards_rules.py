@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from webagent_core.episode.trajectory import ExitStatus, FinalPage, Step, Trajectory
+from webagent_core.rewards import RewardError, score_all
+from webagent_core.rewards.html_check import html_check
+from webagent_core.rewards.rules import WebArenaReward
 from webagent_core.rewards.string_match import string_match
 from webagent_core.rewards.url_match import url_match
 
@@ -131,3 +135,106 @@ def test_url_match_compares_addresses_as_a_browser_means_them(reference, url, ex
 def test_a_reference_that_is_no_address_is_named(reference):
     with pytest.raises(ValueError, match="reference_url"):
         url_match(reference, "http://a.test/x")
+
+
+# ------------------------------------------------------------------------------------------------ HTML checks
+
+PAGE = """<!doctype html><title>Order</title><style>p { content: "Paid" }</style>
+<div id="total" class="sum a">Total: <b>12.50</b> EUR</div><p>Order   placed</p><p>Thanks</p>
+<input name="mail" value="lena@a.test"><input type=checkbox name=gift checked>
+<select id="size"><option value="s">Small</option><option value="l" selected>Large</option></select>
+<a class="next" href="/orders">next</a><script>var x = "Refunded";</script>"""
+
+
+@pytest.mark.parametrize(
+    ("locator", "required", "passes"),
+    [
+        ("", {"must_include": ["Order placed", "Thanks"]}, True),
+        ("", {"must_include": ["Refunded"]}, False),  # a script's text is not on the page
+        ("", {"must_include": ["Paid"]}, False),
+        ("#total", {"exact_match": "Total: 12.50 EUR"}, True),
+        ("#total", {"must_include": ["12.5"]}, True),
+        ("div.sum.a > b", {"exact_match": "12.50"}, True),
+        ("#missing", {"must_include": ["12.50"]}, False),
+        ('document.querySelector("#total").outerText', {"must_include": ["12.50"]}, True),
+        ("document.querySelector('[name=\"mail\"]').value", {"exact_match": "lena@a.test"}, True),
+        ("document.querySelectorAll('p')[1].innerText", {"exact_match": "Thanks"}, True),
+        ("document.querySelectorAll('p')[7].innerText", {"exact_match": "Thanks"}, False),
+        ("document.querySelector('#size').value", {"exact_match": "l"}, True),
+        ("document.querySelector('[name=gift]').checked", {"exact_match": "true"}, True),
+        ("document.querySelector('a.next').href", {"exact_match": "/orders"}, True),
+        ("document.querySelector('#nothing')?.outerText", {"exact_match": "x"}, False),
+    ],
+)
+def test_html_checks_read_the_frozen_page(locator, required, passes):
+    assert html_check({"locator": locator, "required_contents": required}, PAGE)[0] is passes
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        {},
+        {"locator": "p"},
+        {"locator": "p", "required_contents": {}},
+        {"locator": "p[", "required_contents": {"exact_match": "x"}},
+        {"locator": "(() => document.title)()", "required_contents": {"exact_match": "x"}},
+        {"locator": "p", "required_contents": {"fuzzy_match": "x"}},
+        {"locator": "p", "required_contents": {"exact_match": "x"}, "prep": "wait"},
+    ],
+)
+def test_a_check_that_cannot_be_read_is_named(check):
+    with pytest.raises(ValueError, match="program_html|reference_answers"):
+        html_check(check, PAGE)
+
+
+@pytest.mark.parametrize("page", ["", "<", "<p>", "<p" * 2000, "\x00", "<html></html>", "plain words"])
+def test_any_page_can_be_checked(page):
+    assert html_check({"locator": "p", "required_contents": {"exact_match": "x"}}, page)[0] is False
+
+
+def ended(url: str = "http://a.test/order", html: str = PAGE, answer: str | None = "12.50") -> Trajectory:
+    return Trajectory(
+        "shop/1", 0, "shop/1#0", answer=answer, exit_status=ExitStatus.ANSWERED, final=FinalPage(url, html=html)
+    )
+
+
+EVALUATION = {
+    "reference_answers": {"must_include": ["12.5"]},
+    "reference_url": "http://a.test/order",
+    "program_html": [{"locator": "#total", "required_contents": {"must_include": ["EUR"]}}],
+}
+
+
+async def test_all_rules_of_a_task_must_hold():
+    wrong = [
+        ended(answer="13"),
+        ended(answer=None),
+        ended(url="http://a.test/cart"),
+        ended(html="<p>Cart"),
+        Trajectory("shop/1", 0, "g", answer="12.50", exit_status=ExitStatus.TASK_TIMEOUT),  # saw no page
+    ]
+    rewards = await score_all(WebArenaReward({"shop/1": EVALUATION}), [ended(), *wrong])
+    assert [reward.value for reward in rewards] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    assert [each["met"] for each in rewards[1].evidence] == [True, True, False]
+
+
+async def test_the_page_is_that_of_the_first_finish_or_else_what_the_last_step_saw():
+    manager = WebArenaReward({"shop/1": {"reference_url": "http://a.test/order"}})
+    steps = [Step("http://a.test/order", "", []), Step("http://a.test/cart", "", [])]
+    moved_on, unrecorded = ended(), ended()
+    moved_on.steps, unrecorded.steps, unrecorded.final = steps, steps, None
+    assert [reward.value for reward in await score_all(manager, [moved_on, unrecorded])] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "evaluation",
+    [{}, [], {"url": "x"}, {"reference_url": ""}, {"reference_answers": "x"}, {"program_html": [{"locator": "p"}]}],
+)
+async def test_a_broken_evaluation_is_a_mistake_of_the_task_set(evaluation):
+    with pytest.raises(RewardError, match="shop/1"):
+        await score_all(WebArenaReward({"shop/1": evaluation}), [ended()])
+
+
+async def test_a_page_that_was_not_recorded_cannot_be_checked():
+    with pytest.raises(RewardError, match="final.html"):
+        await score_all(WebArenaReward({"shop/1": EVALUATION}), [ended(html="")])
