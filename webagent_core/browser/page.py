@@ -43,6 +43,13 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 # What a page asks its server for and then shows. Pictures, beacons and open streams are nothing to wait for.
 _AWAITED = frozenset({"document", "script", "xhr", "fetch"})
 _WINDOW = "window"
+_KEY_NAMES = {  # of a hotkey, as Playwright spells those that it does not spell as we do
+    **{"ctrl": "Control", "shift": "Shift", "alt": "Alt", "meta": "Meta", "capslock": "CapsLock", "esc": "Escape"},
+    **{name: name.capitalize() for name in "enter tab space backspace delete insert home end".split()},
+    **{"pageup": "PageUp", "pagedown": "PageDown", **{f"f{number}": f"F{number}" for number in range(1, 13)}},
+    **{way: f"Arrow{way.capitalize()}" for way in ("up", "down", "left", "right")},
+}
+_MOST_KEYSTROKES = 300  # a longer text is put in at once, as by pasting: each key is a call to the browser
 _MOST_DIALOGS = 5  # told of at once; a page may show any number
 
 
@@ -256,10 +263,20 @@ class WebPage:
         except PlaywrightError as error:
             raise PageDied(first_line(error)) from error
 
+    @property
+    def viewport(self) -> tuple[int, int]:
+        """Width and height in CSS pixels of what a screenshot shows."""
+        size = self.page.viewport_size
+        if size is None:  # a browser of somebody else's may let its window decide
+            raise PageNotReady("the page has no viewport of a fixed size")
+        return size["width"], size["height"]
+
     # ------------------------------------------------------------------------------------------------ acting
 
     async def act(self, action: Action) -> str | None:
         """Do one action (not `stop`: that one ends the episode). Returns feedback for the policy, or None.
+
+        Points are in CSS pixels of the viewport (`CoordinateSpace.on_page`).
 
         Raises:
             ActionFailed: the page is fine, the action could not be done.
@@ -283,7 +300,36 @@ class WebPage:
 
     async def _do(self, action: Action) -> None:
         wait = self.limits.action_seconds * 1000
+        mouse, keyboard = self.page.mouse, self.page.keyboard
         match action.name:
+            case "click" | "double_click" | "right_click" if action.x is not None:
+                button, clicks = ("right" if action.name == "right_click" else "left"), 1 + (action.name[0] == "d")
+                await self._bounded(mouse.click(action.x, action.y, button=button, click_count=clicks))
+            case "drag":
+                await self._bounded(mouse.move(action.x, action.y))
+                await self._bounded(mouse.down())
+                try:
+                    await self._bounded(mouse.move(action.x2, action.y2, steps=8))
+                finally:
+                    await self._bounded(mouse.up())
+            case "type" if action.element is None:
+                text = action.text or ""
+                put = keyboard.type if len(text) <= _MOST_KEYSTROKES else keyboard.insert_text
+                await self._bounded(put(text))
+                if action.enter:
+                    await self._bounded(keyboard.press("Enter"))
+            case "hotkey":
+                keys = [_KEY_NAMES.get(key, key) for key in action.keys or ()]
+                # Playwright finds an unknown key only when those before it are down, and leaves them so.
+                if unknown := [
+                    key for key in keys if key not in _KEY_NAMES.values() and (len(key) != 1 or not "!" <= key <= "~")
+                ]:
+                    raise ActionFailed(f"{action}: there is no key {one_line(unknown[0])}")
+                await self._bounded(keyboard.press("+".join(keys)))
+            case "scroll" if action.x is not None:
+                ways = zip(_DIRECTIONS[action.direction], self.viewport, strict=True)
+                await self._bounded(mouse.move(action.x, action.y))
+                await self._bounded(mouse.wheel(*(way * side * 0.8 for way, side in ways)))
             case "click":
                 point = await self._bounded(self.page.evaluate(_POINT, {"id": action.element, "limit": wait}))
                 if "error" in point:
@@ -316,7 +362,8 @@ class WebPage:
                     raise ActionFailed(f"{action}: there is no earlier page")
             case "wait":
                 # The one sleep there is: the policy asked for it.
-                await asyncio.sleep(min(action.seconds or 1.0, self.limits.wait_seconds))
+                seconds = 1.0 if action.seconds is None else action.seconds
+                await asyncio.sleep(min(seconds, self.limits.wait_seconds))
             case _:
                 raise ValueError(f"a page cannot do {action.name!r}")
 

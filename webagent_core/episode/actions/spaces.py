@@ -72,16 +72,21 @@ class CoordinateSpace:
     def on_page(self, action: Action, image: Size, viewport: Size) -> Action:
         """The action with its points in the page's CSS pixels; a scroll without a point is one in the middle.
 
+        `image` is the size of the picture that the model was shown: the viewport's, or the same made smaller.
+
         Raises:
-            ValueError: a point lies outside the screenshot, or the screenshot is not one of the viewport.
+            ValueError: a point lies outside the picture, or the picture is not one of the viewport.
         """
+        ratio = (image[0] / viewport[0], image[1] / viewport[1])
+        if abs(ratio[0] / ratio[1] - 1) > 0.02:
+            raise ValueError(f"image = {image} is not allowed: the viewport is {viewport}, of another shape")
         if action.name == "scroll" and action.x is None and action.element is None:
             return replace(action, x=viewport[0] / 2, y=viewport[1] / 2)
         points: dict[str, float] = {}
         for x, y in (("x", "y"), ("x2", "y2")):
             if getattr(action, x) is not None:
                 pixel = self.to_pixel((getattr(action, x), getattr(action, y)), image)
-                points[x], points[y] = to_css(pixel, image, viewport=viewport)
+                points[x], points[y] = pixel[0] / ratio[0], pixel[1] / ratio[1]
         return replace(action, **points)
 
 
