@@ -41,7 +41,7 @@ def engines_on_cpu(module: ModuleType) -> Collection[str]:
 
 # kind of name -> (verl's module that keeps the register, the names in it)
 REGISTERS: dict[str, tuple[str, Callable[[ModuleType], Collection[str]]]] = {
-    "estimator": ("verl.trainer.ppo.core_algos", lambda module: module.ADV_ESTIMATOR_REGISTRY),
+    "advantage estimator": ("verl.trainer.ppo.core_algos", lambda module: module.ADV_ESTIMATOR_REGISTRY),
     "policy loss": ("verl.trainer.ppo.core_algos", lambda module: module.POLICY_LOSS_REGISTRY),
     "trainer mode": ("verl.trainer.ppo.v1", lambda module: module.trainer_base.TRAINER_REGISTRY),
     "agent loop": ("verl.experimental.agent_loop.agent_loop", lambda module: module._agent_loop_registry),

@@ -22,6 +22,11 @@ from verl_webagent.post_import import when_imported
 HOOKS = {
     "verl.utils.import_utils": "verl_webagent.trl_compat",
     "verl.plugin.platform": "verl_webagent.cpu.platform",
+    "verl.utils.config": "verl_webagent.resolver",
+    "verl.trainer.ppo.core_algos": "verl_webagent.estimators",
+    "verl.trainer.ppo.v1": "verl_webagent.trainers",
+    "verl.experimental.agent_loop.agent_loop": "verl_webagent.agent_loop",
+    "verl.experimental.reward_loop.reward_manager": "verl_webagent.reward_manager",
 }
 
 # The same, only where verl's platform is "cpu".
@@ -32,10 +37,26 @@ CPU_HOOKS = {
     "verl.checkpoint_engine.base": "verl_webagent.cpu.checkpoint_engine",
 }
 
-# What has to be in verl's registers once verl has imported the module that holds them: {kind: names}.
-# The doctor reads it; where each kind is kept is in verl_webagent.doctor.REGISTERS.
-EXPECTED: dict[str, tuple[str, ...]] = {}
-EXPECTED_ON_CPU = {
+# What verl's registers have to hold once verl has imported the module that keeps them: {kind: names}. Where each kind
+# is kept, and how to read it, is in verl_webagent.doctor, which checks this.
+EXPECTED: dict[str, tuple[str, ...]] = {
+    "advantage estimator": (
+        "webgym",
+        "openwebrl",
+        "zerogui",
+        "arpo",
+        "webagent_r1",
+        "asyncwebrl",
+        "hiconagent",
+        "uitars2",
+        "webrl",
+    ),  # fmt: skip
+    "policy loss": ("webgym", "openwebrl", "zerogui", "arpo", "webagent_r1"),
+    "trainer mode": ("webagent_sync", "webagent_colocate", "webagent_separate"),
+    "agent loop": ("webagent",),
+    "reward manager": ("webagent",),
+}
+EXPECTED_ON_CPU: dict[str, tuple[str, ...]] = {
     "process group": ("cpu:gloo,cpu:gloo",),
     "engine": ("language_model", "value_model"),
     "rollout server": ("hf",),
