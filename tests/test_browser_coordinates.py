@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 
 import pytest
 from conftest import Site
 
 from webagent_core.browser.errors import ActionFailed
+from webagent_core.browser.page import WebPage
 from webagent_core.browser.pool import BrowserPool
-from webagent_core.episode.actions import Action
+from webagent_core.episode.actions import Action, CoordinateSpace
+from webagent_core.episode.contexts import Budget, PlaceholderContext, UITarsContext
+from webagent_core.episode.pictures import pictures_of
+from webagent_core.episode.runner import EpisodeLimits, EpisodeRunner, Response
+from webagent_core.episode.trajectory import ExitStatus
+from webagent_core.tasks.task import Outcome, Task
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 BODY = """<style>* { margin: 0 } #pad, #box { position: absolute; width: 200px; height: 100px; background: silver }
@@ -96,3 +103,79 @@ async def test_a_wait_of_zero_does_not_wait(pool: BrowserPool, site: Site):
         assert time.monotonic() - started < 0.5
         await page.act(Action("wait"))
         assert time.monotonic() - started >= 1.0
+
+
+# --- Episodes ---
+
+
+@dataclass
+class Pages:
+    """A task set whose tasks are all one page; a click on its middle third ends them."""
+
+    url: str
+    unread: str | None = None
+
+    async def open(self, page: WebPage, task: Task) -> str:
+        await page.goto(self.url)
+        return "Click in the middle."
+
+    async def outcome(self, page: WebPage) -> Outcome:
+        return Outcome(**(await page.evaluate("() => window.outcome ?? { done: false }")))
+
+
+MIDDLE = """<style>body { margin: 0 }</style><p>READ</p><div style="position: fixed; background: teal; left: 40vw;
+top: 40vh; width: 20vw; height: 20vh" onclick="window.outcome = {done: true, reward: 1}"></div>"""
+
+
+async def test_an_episode_is_played_at_points_whatever_the_size_of_the_picture(pool: BrowserPool, site: Site):
+    pages = Pages(site.page("middle", MIDDLE.replace("READ", "")))
+    for space, max_pixels, miss, hit in (
+        (CoordinateSpace(), None, "(100,100)", "(500,500)"),
+        (CoordinateSpace("pixel"), None, "(100,100)", "(640,360)"),
+        (CoordinateSpace("pixel"), 320 * 180, "(100,20)", "(160,90)"),
+        (CoordinateSpace("resized_abs", max_pixels=1_003_520), 640 * 360, "(100,100)", "(322,182)"),
+    ):
+        answers = [f"Action: click(start_box='{point}')" for point in ("(9999,1)", miss, hit)]
+        chats = []
+
+        async def says(messages: list[dict], answers=answers, chats=chats) -> Response:
+            chats.append(messages)
+            return Response(answers.pop(0))
+
+        runner = EpisodeRunner(pool, pages, UITarsContext(max_pixels=max_pixels), coordinates=space)
+        trajectory = await runner.run(Task("site/middle", 0), says)
+        assert trajectory.success and [step.action is None for step in trajectory.steps] == [True, False, False]
+        assert "must lie in 0 to" in trajectory.steps[0].error and len(pictures_of(chats[-1])) == 3
+        width, height = pictures_of(chats[-1])[-1].size
+        assert (width, height) == (1280, 720) if max_pixels is None else width * height <= max_pixels
+        assert trajectory.steps[2].action.x == float(hit[1:4])  # the policy's own number, not the page's
+
+
+async def test_a_budget_cuts_the_chat_or_ends_the_episode_and_both_are_on_record(pool: BrowserPool, site: Site):
+    def words(messages: list[dict]) -> int:
+        return sum(len(message["content"].split()) for message in messages)
+
+    async def waits(messages: list[dict]) -> Response:
+        assert words(messages) <= 60
+        return Response("I will " + "wait and " * 20 + "\nAction: wait(0)")
+
+    pages = Pages(site.page("long", MIDDLE.replace("READ", "<p>word</p>" * 100)))
+    runner = EpisodeRunner(pool, pages, PlaceholderContext(), EpisodeLimits(max_steps=3), budget=Budget(words, 60))
+    trajectory = await runner.run(Task("site/long", 0), waits)
+    assert trajectory.exit_status is ExitStatus.STEP_LIMIT
+    assert "lines of the page" in trajectory.steps[0].cut and "the oldest 1 of 2 steps" in trajectory.steps[2].cut
+    runner.budget = Budget(words, 10)
+    trajectory = await runner.run(Task("site/long", 0), waits)
+    assert trajectory.exit_status is ExitStatus.CONTEXT_OVERFLOW and trajectory.valid and trajectory.reward == 0.0
+    assert "10 fit" in trajectory.detail and len(trajectory.steps) == 1
+
+
+async def test_a_runner_refuses_what_cannot_work_together(pool: BrowserPool):
+    class Own:
+        def messages(self, goal, steps, observation):
+            return []
+
+    with pytest.raises(ValueError, match="not allowed with a budget: a ContextManager"):
+        EpisodeRunner(pool, None, Own(), budget=Budget(len, 5))
+    with pytest.raises(ValueError, match="screenshots = False is not allowed with coordinates"):
+        EpisodeRunner(pool, None, UITarsContext(), screenshots=False, coordinates=CoordinateSpace())

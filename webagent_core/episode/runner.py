@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from webagent_core.browser.errors import ActionFailed, BrowserError
-from webagent_core.browser.page import WebPage
+from webagent_core.browser.page import Observation, WebPage
 from webagent_core.browser.pool import BrowserPool
-from webagent_core.episode.actions import FormatError, parse_action
+from webagent_core.episode.actions import Action, CoordinateSpace, FormatError, parse_action, parse_coordinate_action
+from webagent_core.episode.contexts import Budget, ContextManager, ContextOverflow
+from webagent_core.episode.pictures import shown_size
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 from webagent_core.tasks.task import Outcome, Task, TaskSet
-
-
-class ContextOverflow(Exception):
-    """Raised by `Generate` when the messages do not fit the policy's context. The policy's own doing: reward stands."""
 
 
 @dataclass
@@ -34,6 +32,8 @@ Generate = Callable[[list[dict]], Awaitable[Response]]
 
 
 class Context(Protocol):
+    """What an episode asks of a context of your own; a `ContextManager` is shown the screenshot too."""
+
     def messages(self, goal: str, steps: list[Step], observation: str) -> list[dict]: ...
 
 
@@ -54,6 +54,14 @@ class EpisodeRunner:
     context: Context
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     screenshots: bool = True
+    budget: Budget | None = None  # cuts a `ContextManager`'s chats to what fits; None: `Generate` says what does not
+    coordinates: CoordinateSpace | None = None  # the policy acts at points, in this space; None: on elements
+
+    def __post_init__(self) -> None:
+        if self.budget and not isinstance(self.context, ContextManager):
+            raise ValueError(f"context = {self.context!r} is not allowed with a budget: a ContextManager")
+        if self.coordinates and not self.screenshots:
+            raise ValueError("screenshots = False is not allowed with coordinates: points are points of a screenshot")
 
     async def run(self, task: Task, generate: Generate) -> Trajectory:
         """Play `task`. Whatever happens on the way is in the trajectory's exit status; errors of `generate` pass
@@ -101,9 +109,9 @@ class EpisodeRunner:
     async def _step(self, page: WebPage, trajectory: Trajectory, generate: Generate) -> None:
         """One model call and the action that follows. Sets the exit status if the episode ends with it."""
         seen = await page.observe(skip=self.task_set.unread, screenshot=self.screenshots)
-        messages = self.context.messages(trajectory.goal, trajectory.steps, seen.text)
+        messages, cut = self._prompt(trajectory, seen)
         response = await generate(messages)
-        action = parse_action(response.text, finish_reason=response.finish_reason)
+        action = self._parse(response, seen)
         step = Step(
             url=seen.url,
             observation=seen.text,
@@ -112,6 +120,7 @@ class EpisodeRunner:
             screenshot=seen.screenshot,
             prompt_ids=response.prompt_ids,
             response_ids=response.response_ids,
+            cut=cut,
         )
         trajectory.steps.append(step)
         if isinstance(action, FormatError):
@@ -126,8 +135,33 @@ class EpisodeRunner:
         else:
             step.action = action
             try:
-                step.error = await page.act(action)
+                step.error = await page.act(self._on_page(action, seen, page))
             except ActionFailed as error:
                 step.error = str(error)
         if trajectory.exit_status is None and len(trajectory.steps) >= self.limits.max_steps:
             trajectory.exit_status = ExitStatus.STEP_LIMIT
+
+    def _prompt(self, trajectory: Trajectory, seen: Observation) -> tuple[list[dict], str | None]:
+        """The chat, and what was cut to make it fit."""
+        goal, steps = trajectory.goal, trajectory.steps
+        if not isinstance(self.context, ContextManager):
+            return self.context.messages(goal, steps, seen.text), None
+        if self.budget:
+            return self.budget.fit(self.context, goal, steps, seen.text, seen.screenshot)
+        return self.context.messages(goal, steps, seen.text, seen.screenshot), None
+
+    def _parse(self, response: Response, seen: Observation) -> Action | FormatError:
+        if self.coordinates is None:
+            return parse_action(response.text, finish_reason=response.finish_reason)
+        return parse_coordinate_action(
+            response.text, space=self.coordinates, image=self._shown(seen), finish_reason=response.finish_reason
+        )
+
+    def _on_page(self, action: Action, seen: Observation, page: WebPage) -> Action:
+        """The action as the page does it; the trajectory keeps the policy's own numbers."""
+        return self.coordinates.on_page(action, self._shown(seen), page.viewport) if self.coordinates else action
+
+    def _shown(self, seen: Observation) -> tuple[int, int]:
+        """Size of the picture that the policy was shown, which may be smaller than the page."""
+        max_pixels = self.context.max_pixels if isinstance(self.context, ContextManager) else None
+        return shown_size(seen.screenshot, max_pixels)

@@ -39,6 +39,7 @@ class Step:
     screenshot: bytes | None = None  # JPEG of the page before the action
     prompt_ids: list[int] = field(default_factory=list)  # exactly the tokens the policy was given ...
     response_ids: list[int] = field(default_factory=list)  # ... and gave back, never re-tokenised
+    cut: str | None = None  # what the chat lacks because it would not have fitted (see `contexts.Budget`)
 
 
 @dataclass(frozen=True)
