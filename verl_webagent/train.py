@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     folder = arguments.recipe_folder
     arguments.out = run_folder(folder.resolve().name, "verl", arguments)
     started = time.monotonic()
-    _environment(arguments.verbose)
+    _environment(arguments)
     try:
         recipe = checked_recipe(folder, arguments, last_checkpoint(arguments.out))
         config = _compose(folder, arguments, recipe)
@@ -64,11 +64,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return known.parse_intermixed_args(argv)
 
 
-def _environment(verbose: bool) -> None:
+def _environment(arguments: argparse.Namespace) -> None:
     """Before verl is imported here, and for the processes that it starts."""
     import torch
 
-    for name, value in (SETTINGS if verbose else SETTINGS | QUIET).items():
+    settings = SETTINGS | {"VERL_FILE_LOGGER_PATH": str(arguments.out / "verl.jsonl")}
+    for name, value in (settings if arguments.verbose else settings | QUIET).items():
         os.environ.setdefault(name, value)
     if not torch.accelerator.is_available():
         os.environ.setdefault("VERL_PLATFORM", "cpu")
