@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from webagent_core.episode.contexts.agentq import AgentQContext
+from webagent_core.episode.contexts.arpo import ARPOContext
+from webagent_core.episode.contexts.asyncwebrl import AsyncWebRLContext
 from webagent_core.episode.contexts.base import (
     SCREENSHOT_PROMPT,
     SYSTEM_PROMPT,
@@ -15,10 +18,12 @@ from webagent_core.episode.contexts.base import (
 from webagent_core.episode.contexts.budget import Budget, chat_counter
 from webagent_core.episode.contexts.hiconagent import HiconAgentContext
 from webagent_core.episode.contexts.openwebrl import OpenWebRLContext
-from webagent_core.episode.contexts.uitars import ARPOContext, UITars2Context, UITarsContext, ZeroGUIContext
+from webagent_core.episode.contexts.uitars import UITarsContext
+from webagent_core.episode.contexts.uitars2 import UITars2Context
 from webagent_core.episode.contexts.webagent_r1 import PlaceholderContext
-from webagent_core.episode.contexts.webgym import AsyncWebRLContext, WebGymContext
-from webagent_core.episode.contexts.webrl import AgentQContext, WebRLContext
+from webagent_core.episode.contexts.webgym import WebGymContext
+from webagent_core.episode.contexts.webrl import WebRLContext
+from webagent_core.episode.contexts.zerogui import ZeroGUIContext
 
 if TYPE_CHECKING:
     from webagent_core.recipe import Recipe

@@ -78,7 +78,7 @@ class Budget:
         if (tokens := self.count_tokens(messages)) > limit:  # a tokenizer may make more tokens of less text
             raise ContextOverflow(f"a prompt of {tokens} tokens when cut, {limit} fit")
         cut = [context.lost(steps, less)] if less else []
-        cut += [f"the last {lost} of {len(lines)} lines of the page"] if kept is not page else []
+        cut += [f"the last {lost} of {len(lines)} lines of the page"] if kept != page else []
         return messages, "; ".join(cut)
 
 

@@ -18,7 +18,9 @@ class OpenWebRLContext(ScreenshotContext):
     """
 
     def render(self, goal: str, steps: Sequence[Step], page: str, screenshot: bytes | None, less: int) -> list[dict]:
-        thoughts = [f"{number}. {thought_at_point(step.response)}" for number, step in enumerate(steps, 1)][less:]
+        thoughts = [f"{number}. {inert(thought_at_point(step.response))}" for number, step in enumerate(steps, 1)][
+            less:
+        ]
         lines = [task(goal)]
         lines += ["Thoughts so far:", *thoughts] if thoughts else []
         lines += [f"Feedback: {feedback(steps[-1], page)}"] if steps else []
