@@ -327,11 +327,16 @@ def layers_of(path: Path) -> list[dict[str, Any]]:
 
 
 def settings(path: Path, layers: list[dict[str, Any]], profile: str | None) -> Iterator[tuple[str, str, Any]]:
-    """Every (setting, where in the file, cell), lowest layer first, a layer's profile above the layer itself."""
-    for layer in layers:
+    """Every (setting, where in the file, cell), lowest layer first, a layer's profile above the layer itself.
+
+    What a profile has in common for all recipes stands in recipes/profiles, below each recipe's own part of it.
+    """
+    for number, layer in enumerate(layers):
         own = {key: value for key, value in layer.items() if key not in ("type", "paper", "profiles")}
         chosen = section(path, section(path, layer, "profiles"), profile, "profiles.") if profile else {}
-        for origin, block in (("", own), (f"profiles.{profile}.", chosen)):
+        common = shared_profile(profile) if profile and number == 0 else {}
+        origin = f"profiles.{profile}."
+        for origin, block in (("", own), (origin, common), (origin, chosen)):
             for part in block:
                 if part not in SECTIONS:
                     yield part, origin, None
@@ -362,6 +367,12 @@ def shipped_recipes() -> dict[str, Path]:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not there; the installation is incomplete")
     return {path.parent.name: path for path in sorted(folder.glob("*/recipe.yaml"))}
+
+
+def shared_profile(name: str) -> dict[str, Any]:
+    """The part of a profile that all recipes share; empty where there is none."""
+    path = Path(__file__).resolve().parents[1] / "recipes" / "profiles" / f"{name}.yaml"
+    return read_yaml(path) if path.is_file() else {}
 
 
 def find_recipe(name: str | Path) -> Path:
