@@ -19,10 +19,11 @@ from trl_webagent.command_line import last_checkpoint
 from trl_webagent.console import Console, quiet
 from trl_webagent.step_grpo_config import StepGRPOConfig
 from trl_webagent.step_grpo_trainer import StepGRPOTrainer
-from trl_webagent.warm_up import cpu_arguments, start_of, warm_up
+from trl_webagent.warm_up import cpu_arguments, warm_up
 from webagent_core.episode.browser_rollout import BrowserRollout, settings_of
 from webagent_core.episode.rollout import GenerateBatch
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
+from webagent_core.policy.tiny import start_of
 from webagent_core.recipe import Recipe
 from webagent_core.report.learning_curve import plot_learning_curve
 from webagent_core.report.run_directory import RunDirectory

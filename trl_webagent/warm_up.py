@@ -27,7 +27,7 @@ from webagent_core.command_line import overrides_of, parser
 from webagent_core.episode.browser_rollout import BrowserRollout, settings_of
 from webagent_core.policy.demonstrations import gather
 from webagent_core.policy.made_up_pages import MadeUpPages, words_of
-from webagent_core.policy.tiny import BASE
+from webagent_core.policy.tiny import start_of
 from webagent_core.recipe import Recipe, load_recipe
 from webagent_core.tasks.task import Task
 
@@ -111,11 +111,6 @@ def _made_up(tokenizer: Any, count: int, seed: int) -> list[dict[str, Any]]:
     pages = MadeUpPages(words_of(tokenizer), seed)
     samples = [pages.sample() for _ in range(count)]
     return [{"prompt": chat, "completion": [{"role": "assistant", "content": response}]} for chat, response in samples]
-
-
-def start_of(recipe: Recipe) -> str:
-    """Folder or hub name of the model before any training."""
-    return str(BASE) if recipe.policy.model == "tiny" else recipe.policy.model
 
 
 def _files_of(model: str) -> list[tuple[str, int, int]]:

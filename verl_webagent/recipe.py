@@ -80,7 +80,7 @@ def value_of(recipe: Recipe, key: str) -> Any:
         case "betas":
             return [train.adam_beta1, train.adam_beta2]
         case "critic_learning_rate":
-            return getattr(train, "critic_learning_rate", None) or train.learning_rate
+            return (recipe.critic and recipe.critic.learning_rate) or train.learning_rate
         case "uses_reference":
             return recipe.load_objective().uses_reference
         case "uses_critic":

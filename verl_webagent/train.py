@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from webagent_core.command_line import checked_recipe, overrides_of, parser, run_folder
+from webagent_core.policy.tiny import start_of
 from webagent_core.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
 
         print(OmegaConf.to_yaml(config, resolve=True), end="")
         return
-    if recipe.policy.warm_up and "actor_rollout_ref.model.path" not in {o.split("=")[0] for o in arguments.overrides}:
+    if config.actor_rollout_ref.model.path == str(arguments.out / "start"):
         _warm_up(folder, arguments)
     try:
         run(config, arguments.verbose)
@@ -89,7 +90,7 @@ def _compose(folder: Path, arguments: argparse.Namespace, recipe: Recipe) -> Dic
     changed = [f"{name}={value}" for name, value in overrides_of(arguments).items()]
     node = {"recipe": str(folder.resolve()), "preset": arguments.preset, "profile": arguments.profile,
             "seed": arguments.seed, "set": changed, "out": str(arguments.out)}  # fmt: skip
-    model = arguments.out / "start" if recipe.policy.warm_up else recipe.policy.model
+    model = start_of(recipe)
     with initialize_config_dir(config_dir=str(folder.resolve()), version_base=None):
         config = compose("verl", overrides=[f"actor_rollout_ref.model.path={model}", *arguments.overrides])
     OmegaConf.update(config, "webagent", node, merge=True)
@@ -97,7 +98,9 @@ def _compose(folder: Path, arguments: argparse.Namespace, recipe: Recipe) -> Dic
     if not arguments.verbose:
         OmegaConf.update(config, "ray_kwargs.ray_init.log_to_driver", False, force_add=True)
         OmegaConf.update(config, "ray_kwargs.ray_init.logging_level", "error", force_add=True)
-    validate(config)
+    validate(config)  # looks into the model's folder, where the warm-up's result is not yet
+    if recipe.policy.warm_up and config.actor_rollout_ref.model.path == model:
+        OmegaConf.update(config, "actor_rollout_ref.model.path", str(arguments.out / "start"))
     return config
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
+from webagent_core.recipe import Recipe
+
 # Folder of the shipped base and its tokenizer: it can look up a name and copy the id after it, and knows no task.
 BASE = Path(__file__).parent / "base"
 
@@ -37,3 +39,8 @@ def build_policy(
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model
+
+
+def start_of(recipe: Recipe) -> str:
+    """Folder or hub name of the model before any training."""
+    return str(BASE) if recipe.policy.model == "tiny" else recipe.policy.model

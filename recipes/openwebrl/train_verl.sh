@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# OpenWebRL on verl, on this machine's CPU, from nothing to a report:  bash recipes/openwebrl/train_verl.sh [--help]
+exec bash "$(dirname "${BASH_SOURCE[0]}")/../train_verl.sh" "$(dirname "${BASH_SOURCE[0]}")" "$@"
