@@ -324,7 +324,8 @@ def doctor() -> None:
     if set(lacking) - {"core"}:
         say(f"an extra is installed with: pip install {INSTALL}")
     problems = [] if path else [browser]
-    problems += verl_problems()
+    if "verl" in needs:
+        problems += verl_problems()
     if "core" in lacking:
         problems.append(f"core dependencies missing or of another version: {', '.join(lacking['core'])}")
     if problems:
