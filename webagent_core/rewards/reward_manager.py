@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from webagent_core.episode.rollout import EventLoopThread
 from webagent_core.episode.trajectory import NOT_THE_POLICY, ExitStatus, Trajectory
 
 Evidence = tuple[Mapping[str, Any], ...]
@@ -176,6 +175,8 @@ def trl_reward(manager: RewardManager, *, concurrency: int = 64) -> Callable[...
     The trajectories are told too (`record`), so that counts by exit status, success metrics and dumps agree with the
     loss. Managers run on an event loop of their own: a judge's connections live as long as the function.
     """
+    from webagent_core.episode.rollout import EventLoopThread  # brings Playwright, which scoring itself does not need
+
     loop: EventLoopThread | None = None
 
     def reward(trajectory: Sequence[Trajectory], **_: Any) -> list[float | None]:
