@@ -37,12 +37,13 @@ def printed(done: subprocess.CompletedProcess) -> list[str]:
 # -------------------------------------------------------------------------------------------------------- entry point
 
 
-def test_verl_finds_the_plugin_by_its_entry_point():
-    code = "import sys, verl; print(*sorted(name for name in sys.modules if name.startswith('verl_webagent')))"
-    assert printed(python("-c", code)) == [
-        "verl_webagent verl_webagent.cpu verl_webagent.cpu.platform verl_webagent.plugin verl_webagent.post_import "
-        "verl_webagent.resolver verl_webagent.trl_compat"
-    ]
+def test_verl_finds_the_plugin_by_its_entry_point_and_loads_no_more_than_it_needs():
+    code = "import sys, verl; print(*(name for name in sys.modules if name.startswith(('verl_webagent', 'verl.'))))"
+    loaded = set(printed(python("-c", code))[-1].split())
+    assert {"verl_webagent.plugin", "verl_webagent.trl_compat", "verl_webagent.cpu.platform"} <= loaded
+    assert not loaded & {*plugin.HOOKS.values(), *plugin.CPU_HOOKS.values()} - {
+        plugin.HOOKS[name] for name in plugin.HOOKS.keys() & loaded
+    }
 
 
 def test_the_plugin_alone_imports_neither_torch_nor_verl():
