@@ -10,7 +10,8 @@ from webagent_core.rewards.reward_manager import (
     RewardManager,
     record,
     score_all,
+    score_one,
     trl_reward,
 )
 
-__all__ = ["JudgeError", "Reward", "RewardError", "RewardManager", "record", "score_all", "trl_reward"]
+__all__ = ["JudgeError", "Reward", "RewardError", "RewardManager", "record", "score_all", "score_one", "trl_reward"]
