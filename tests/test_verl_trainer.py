@@ -118,7 +118,8 @@ def plainly(trajectories: list[Trajectory], model: torch.nn.Module, objective: O
             given = {ours: columns[verls][key] for ours, verls in names.items()}
             values = {"values": objective.values(columns["values"][key])} if objective.uses_critic else {}
             steps.append({"logp": plain_logps(model, step)} | given | values)
-        batch.append({"group": trajectory.group, "reward": trajectory.reward, "valid": trajectory.valid, "steps": steps})
+        about = {"group": trajectory.group, "reward": trajectory.reward, "valid": trajectory.valid}
+        batch.append(about | {"steps": steps})
     result = evaluate_objective(objective.fitted(()), trajectories=batch)
     model.zero_grad()
     result.loss.backward()

@@ -335,8 +335,8 @@ def settings(path: Path, layers: list[dict[str, Any]], profile: str | None) -> I
         own = {key: value for key, value in layer.items() if key not in ("type", "paper", "profiles")}
         chosen = section(path, section(path, layer, "profiles"), profile, "profiles.") if profile else {}
         common = shared_profile(profile) if profile and number == 0 else {}
-        origin = f"profiles.{profile}."
-        for origin, block in (("", own), (origin, common), (origin, chosen)):
+        within = f"profiles.{profile}."
+        for origin, block in (("", own), (within, common), (within, chosen)):
             for part in block:
                 if part not in SECTIONS:
                     yield part, origin, None

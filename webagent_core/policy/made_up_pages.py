@@ -43,7 +43,7 @@ class MadeUpPages:
 
     def sample(self) -> tuple[list[dict], str]:
         rng = self.rng
-        kind = rng.choice(("press", "press", "press", "fill", "choose", "tick", "form"))
+        kind = rng.choice(("press", "press", "press", "follow", "follow", "fill", "choose", "tick", "tick", "form"))
         goal, lines, move, done = getattr(self, f"_{kind}")()
         for _ in range(rng.choice((0, 0, 1, 2))):
             lines.insert(rng.randrange(len(lines) + 1), self._prose())
@@ -60,28 +60,50 @@ class MadeUpPages:
     def _name(self) -> str:
         rng = self.rng
         if rng.random() < 0.35:
-            return "".join(rng.choice(_LETTERS) for _ in range(rng.randint(2, 7)))
+            return self._spelling()
         name = " ".join(rng.choice(self.words) for _ in range(rng.choice((1, 1, 1, 2))))
         return name + rng.choice(("", "", "", "", ",", ".", f" #{rng.randint(1, 9)}"))
+
+    def _spelling(self) -> str:
+        return "".join(self.rng.choice(_LETTERS) for _ in range(self.rng.randint(1, 7)))
+
+    def _spelled(self, count: int) -> list[str]:
+        """`count` names without words in them."""
+        names: set[str] = set()
+        while len(names) < count:
+            names.add(self._spelling())
+        return self.rng.sample(sorted(names), count)
 
     def _names(self, count: int) -> list[str]:
         names: list[str] = []
         if self.rng.random() < 0.15:  # names that differ by a number alone
             stem = self.rng.choice(self.words)
             return [f"{stem} #{number + 1}" for number in range(count)]
+        alike = self.rng.random() < 0.3  # names that differ by case or punctuation alone
         while len(names) < count:
             name = self._name()
+            if alike and names and self.rng.random() < 0.5:
+                name = self._changed(self.rng.choice(names))
             if name not in names:
                 names.append(name)
         return names
+
+    def _changed(self, name: str) -> str:
+        bare = name.rstrip(",.")
+        return self.rng.choice((bare, f"{bare},", f"{bare}.", bare.swapcase()[:1] + bare[1:]))
 
     def _ids(self, count: int) -> list[str]:
         if self.rng.random() < 0.5:
             return [str(number + 1) for number in range(count)]
         return [str(number) for number in sorted(self.rng.sample(range(1, 40), count))]
 
-    def _prose(self) -> str:
-        return " ".join(self.rng.choice(self.words) for _ in range(self.rng.randint(2, 8)))
+    def _prose(self, names: Sequence[str] = ()) -> str:
+        """A few words; among them, now and then, one of `names`, which stands there without an id."""
+        rng = self.rng
+        words = [rng.choice(self.words) + rng.choice(("", "", "", ",", ".")) for _ in range(rng.randint(1, 7))]
+        if names and rng.random() < 0.3:
+            words.insert(rng.randrange(len(words) + 1), rng.choice(names))
+        return " ".join(words)
 
     def _said(self, name: str) -> str:
         return f'"{name}"' if self.rng.random() < 0.6 else name
@@ -101,6 +123,15 @@ class MadeUpPages:
             elements.append(Element(name, id, kind, state))
         return elements
 
+    def _lines(self, elements: Sequence[Element]) -> list[str]:
+        """The page's text. Half of the pages say a field's name once more in front of it, as labels do."""
+        labelled, lines = self.rng.random() < 0.5, []
+        for element in elements:
+            if labelled and element.kind in _FILLED + _TICKED and element.name != "unnamed":
+                lines.append(element.name)
+            lines.append(self._line(element))
+        return lines
+
     # --- kinds of instruction: (goal, lines of the page, right move, responses given before)
 
     def _press(self):
@@ -112,17 +143,28 @@ class MadeUpPages:
         )
         return (
             goal.format(self._said(target.name)),
-            [self._line(e) for e in page],
+            self._lines(page),
             Move(target, Action("click", element=target.id)),
             [],
         )
+
+    def _follow(self):
+        """Press one of the links in running text."""
+        page = self._page(_PRESSED)
+        target, names, lines = self.rng.choice(page), [e.name for e in page], []
+        for element in page:
+            if self.rng.random() < 0.7:
+                lines.append(self._prose(names))
+            lines.append(self._line(element))
+        goal = self.rng.choice(("Follow {}.", "Go to {} in the text.", "Here it is about {}."))
+        return goal.format(self._said(target.name)), lines, Move(target, Action("click", element=target.id)), []
 
     def _fill(self):
         page = self._page(_FILLED, least=1)
         target, text = self.rng.choice(page), self._name()
         goal = self.rng.choice(("Put {text} in {name}.", "{name} is {text}.", "Write {text} as the {name}."))
         goal = goal.format(text=f'"{text}"', name=self._said(target.name))
-        return goal, [self._line(e) for e in page], Move(target, Action("type", element=target.id, text=text)), []
+        return goal, self._lines(page), Move(target, Action("type", element=target.id, text=text)), []
 
     def _choose(self):
         options = self._names(self.rng.randint(2, self.largest))
@@ -136,8 +178,10 @@ class MadeUpPages:
     def _tick(self):
         """Tick what is named and not ticked yet, from the top; then press the button at the end."""
         rng = self.rng
-        kind, count = rng.choice(_TICKED), rng.randint(2, self.largest - 2)
+        kind, count = rng.choice(("checkbox", *_TICKED)), rng.randint(2, self.largest - 2)
         names, ids = self._names(count), self._ids(count + 1)
+        if rng.random() < 0.5:
+            names = self._spelled(count)
         wanted = [name for name in names if rng.random() < 0.5] if kind == "checkbox" else [rng.choice(names)]
         ticked = wanted[: rng.randint(0, len(wanted))]
         boxes = [Element(n, i, kind, " checked" if n in ticked else "") for n, i in zip(names, ids, strict=False)]
@@ -146,7 +190,7 @@ class MadeUpPages:
         missing = [box for box in boxes if box.name in wanted and not box.state]
         target = missing[0] if missing else end
         done = [Move(b, Action("click", element=b.id)).response() for b in boxes if b.state]
-        return goal, [self._line(e) for e in [*boxes, end]], Move(target, Action("click", element=target.id)), done
+        return goal, self._lines([*boxes, end]), Move(target, Action("click", element=target.id)), done
 
     def _form(self):
         """Fill the named fields from the top, then press the button."""
@@ -166,4 +210,4 @@ class MadeUpPages:
         moves = [Move(f, Action("type", element=f.id, text=t)) for f, t in zip(fields, texts, strict=True)]
         moves.append(Move(end, Action("click", element=end.id)))
         done = [move.response() for move in moves[:filled]]
-        return goal, [self._line(e) for e in [*fields, end]], moves[filled], done
+        return goal, self._lines([*fields, end]), moves[filled], done
