@@ -1,0 +1,127 @@
+"""All that one run needs of sampling, made from its recipe, with one state for its checkpoints.
+
+    sampling = Sampling(recipe)
+    batch = sampling.groups.refill(sampling.tasks.next, play, outcomes)    # where the recipe filters groups
+    stored = sampling.replay.offer(group, outcomes)                        # where it replays into groups
+    ...
+    sampling.update += 1                                                   # the update is finished
+    checkpoint["sampling"] = sampling.state_dict()
+
+A run that is resumed from this state makes the same choices as one that was never stopped. Save between updates, or
+anywhere else: the state is that of the moment.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from webagent_core.objectives import Plan
+from webagent_core.recipe import Recipe
+from webagent_core.sampling.curriculum import MINIWOB_DIFFICULTY, StepLimits
+from webagent_core.sampling.filters import GroupFilter
+from webagent_core.sampling.progress import Progress
+from webagent_core.sampling.random_state import load_rng, rng_state
+from webagent_core.sampling.replay import PerplexityReplay, RecentReplay, SuccessReplay
+from webagent_core.sampling.rows import choose_rows, keep_rows
+from webagent_core.sampling.task_filter import TaskFilter
+from webagent_core.sampling.task_generation import Generator, MiniWoBVariations, StagedTasks, TaskPhases
+from webagent_core.sampling.task_source import TaskSource
+from webagent_core.tasks.miniwob import PREFIX
+
+VERSION = 1
+
+Replay = SuccessReplay | PerplexityReplay | RecentReplay
+
+
+class Sampling:
+    """A run's sampling. A part is None where the recipe does not have it, or has it switched off.
+
+    Attributes:
+        update: finished updates.
+        tasks: what is played next.
+        step_limits: how long an episode may get.
+        groups: the filter that refills a batch.
+        replay: the buffer of earlier successes.
+        task_filter: the choice of tasks before training; put what it keeps into `tasks.restrict`.
+        phases: new tasks after each phase; put them into `tasks.add`.
+        generator: what makes them.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        tasks: TaskSource | StagedTasks | None = None,
+        generator: Generator | None = None,
+        difficulty: Mapping[str, int] = MINIWOB_DIFFICULTY,
+    ) -> None:
+        self.recipe, self.seed = recipe.type, recipe.train.seed
+        self.updates = recipe.train.updates
+        self.update = 0
+        self.tasks = TaskSource.of(recipe) if tasks is None else tasks
+        self.step_limits = StepLimits.of(recipe, difficulty)
+        self.groups = GroupFilter.of(recipe)
+        buffers = (kind.of(recipe) for kind in (SuccessReplay, PerplexityReplay, RecentReplay))
+        self.replay: Replay | None = next((buffer for buffer in buffers if buffer is not None), None)
+        self.task_filter = TaskFilter.of(recipe)
+        self.phases = TaskPhases.of(recipe)
+        if generator is None and self.phases and all(name.startswith(PREFIX) for name in recipe.tasks.names):
+            generator = MiniWoBVariations(recipe.tasks.train_seeds, self.seed)
+        self.generator = generator
+        # Where a buffer draws the rows it has its own limit.
+        of_recipe = recipe.sampling.rows_per_update if recipe.sampling else None
+        self.rows_per_update = None if isinstance(self.replay, RecentReplay) else of_recipe
+        self.rng = random.Random(f"rows/{self.seed}")
+        self._parts = {
+            "tasks": self.tasks,
+            "groups": self.groups,
+            "replay": self.replay,
+            "phases": self.phases,
+            "generator": self.generator,
+        }
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(self.update, self.updates)
+
+    def subset(self, plan: Plan) -> Plan:
+        """The plan with at most `sampling.rows_per_update` rows in the loss; the same plan without that setting."""
+        if self.rows_per_update is None:
+            return plan
+        return keep_rows(plan, choose_rows(plan, self.rows_per_update, self.rng))
+
+    def describe(self) -> str:
+        """For people: one line a part, more for a buffer."""
+        lines = [f"{self.recipe}: {self.update} of {self.updates} updates done", self.step_limits.describe()]
+        lines += [part.describe() for part in self._parts.values() if part is not None and part is not self.generator]
+        return "\n".join(lines)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data, which `torch.load(weights_only=True)` reads."""
+        parts = {name: part.state_dict() for name, part in self._parts.items() if part is not None}
+        return {
+            "version": VERSION,
+            "recipe": self.recipe,
+            "seed": self.seed,
+            "update": self.update,
+            "rng": rng_state(self.rng),
+            "parts": parts,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state. Raises ValueError, in one line, for one of another version, recipe or seed, or with
+        other parts (a switch was turned since); nothing is loaded then."""
+        mine = {"version": VERSION, "recipe": self.recipe, "seed": self.seed}
+        for name, value in mine.items():
+            if state.get(name) != value:
+                raise ValueError(f"the sampling state's {name} is {state.get(name)!r}, and this run's is {value!r}")
+        parts = {name: part for name, part in self._parts.items() if part is not None}
+        if set(parts) != set(state["parts"]):
+            there, here = (", ".join(sorted(names)) for names in (state["parts"], parts))
+            raise ValueError(f"the sampling state has {there}, and this run has {here}: a switch was turned since")
+        for name, part in parts.items():
+            part.load_state_dict(state["parts"][name])
+        load_rng(self.rng, state["rng"])
+        self.update = state["update"]

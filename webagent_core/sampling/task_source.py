@@ -1,0 +1,81 @@
+"""Tasks without end, in a seeded order: what a run plays next, also where a filter asks for more than was planned."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from webagent_core.recipe import Recipe
+from webagent_core.sampling.random_state import load_rng, rng_state
+from webagent_core.tasks.task import Task
+
+
+class TaskSource:
+    """Task after task: all of its entries in turn, each time shuffled.
+
+    An entry is a task's name, which is played with a fresh seed each time, or one task with its own seed. As long as
+    nothing was added or restricted, the order is that of `webagent_core.tasks.schedule.training_tasks`.
+    """
+
+    def __init__(self, entries: Sequence[str | Task], seeds: Sequence[int], seed: int = 0) -> None:
+        if not entries:
+            raise ValueError("entries = [] is not allowed: one task or more")
+        self.entries = list(entries)
+        self.seeds = tuple(seeds)
+        self.rng = random.Random(f"tasks/{seed}")
+        self.left: list[str | Task] = []  # of this turn; the last one is next
+        self.given = 0
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> TaskSource:
+        return cls(recipe.tasks.names, recipe.tasks.train_seeds, recipe.train.seed)
+
+    def next(self, count: int) -> list[Task]:
+        """The next tasks, exactly `count`."""
+        tasks = []
+        for _ in range(count):
+            if not self.left:
+                self.left = self.rng.sample(self.entries, len(self.entries))
+            entry = self.left.pop()
+            tasks.append(entry if isinstance(entry, Task) else Task(entry, self.rng.randrange(*self.seeds)))
+        self.given += count
+        return tasks
+
+    def add(self, tasks: Sequence[Task]) -> int:
+        """Let new tasks join from the next turn on (WebRL: the next phase); returns how many were not there yet."""
+        new = [task for task in dict.fromkeys(tasks) if task not in self.entries]
+        self.entries += new
+        return len(new)
+
+    def restrict(self, kept: Collection[str | Task]) -> None:
+        """Play only these from now on (ARPO's choice of tasks). Raises ValueError if none is left."""
+        if not kept:
+            raise ValueError("kept = [] is not allowed: no task is left to train on")
+        self.entries, self.left = list(dict.fromkeys(kept)), []
+
+    def describe(self) -> str:
+        own = sum(isinstance(entry, Task) for entry in self.entries)
+        return f"tasks: {len(self.entries) - own} names with fresh seeds and {own} single tasks; {self.given} given out"
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "entries": [_plain(entry) for entry in self.entries],
+            "left": [_plain(entry) for entry in self.left],
+            "given": self.given,
+            "rng": rng_state(self.rng),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.entries = [_entry(entry) for entry in state["entries"]]
+        self.left = [_entry(entry) for entry in state["left"]]
+        self.given = state["given"]
+        load_rng(self.rng, state["rng"])
+
+
+def _plain(entry: str | Task) -> str | list[Any]:
+    return [entry.name, entry.seed] if isinstance(entry, Task) else entry
+
+
+def _entry(plain: str | list[Any]) -> str | Task:
+    return plain if isinstance(plain, str) else Task(*plain)
