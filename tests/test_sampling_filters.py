@@ -61,6 +61,7 @@ def test_flat_groups_are_replaced_until_the_batch_is_full():
     batch = GroupFilter(4).refill(next_tasks, play, lambda group: group[1])
     assert [group[0].seed for group in batch.groups] == [0, 3, 6, 9]
     assert batch.tasks == [group[0] for group in batch.groups]
+    assert [group[0].seed for group in batch.others] == [1, 2, 4, 5, 7, 8]
     assert rounds == [4, 2, 2, 1, 1]  # never more than are missing
     assert given == list(range(10))
     assert batch.metrics() == {

@@ -178,6 +178,15 @@ def test_a_smaller_capacity_on_resume_keeps_the_newest():
     assert "2 successes of 1 tasks" in smaller.describe() and "t: 2, of updates 2, 3" in smaller.describe()
 
 
+def test_the_capacity_is_the_recipe_s():
+    for capacity in (1, 3):
+        buffer = SuccessReplay.of(load_recipe("arpo", overrides={"sampling.replay_capacity": capacity}))
+        for i in range(5):
+            buffer.add(Stored(str(i), "t", i, 1.0))
+        assert [entry.id for entry in buffer.tasks["t"]] == ["0", "1", "2", "3", "4"][-capacity:]
+    assert SuccessReplay.of(load_recipe("arpo", overrides={"sampling.replay_capacity": None})) is None
+
+
 def played(prompts, *, reward=1.0, status=ExitStatus.ANSWERED):
     steps = [
         Step(

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import webagent_core.recipe as recipe_sections
+import webagent_core.sampling
 from webagent_core.recipe import load_recipe
 from webagent_core.sampling.progress import Progress, check_checkpoint
+from webagent_core.sampling.search import SearchSettings
 from webagent_core.sampling.state import Sampling
 from webagent_core.sampling.stored import Stored
 from webagent_core.sampling.task_generation import NewTask, Stage, StagedTasks
@@ -143,6 +146,14 @@ def test_another_runs_state_is_refused_in_one_line(overrides, recipe, message):
         other.load_state_dict(state)
     assert str(error.value) == message
     assert other.state_dict() == before
+
+
+def test_every_setting_of_the_sections_is_read_by_this_room():
+    room = Path(webagent_core.sampling.__file__).parent
+    code = "\n".join(path.read_text() for path in room.glob("*.py") if path.name != "rows.py")
+    unread = [name for name in recipe_sections.Sampling.model_fields if f"sampling.{name}" not in code]
+    assert unread == ["training_steps"]  # an argument of rows.draw_single_steps
+    assert set(recipe_sections.Search.model_fields) <= set(SearchSettings.__dataclass_fields__)
 
 
 def test_a_state_of_another_version_is_refused():

@@ -54,14 +54,18 @@ def why_dropped(task: Task, outcomes: Sequence[float | None], lag: int = 0, max_
 
 @dataclass
 class Batch(Generic[Group]):
-    """The groups of one optimizer step as they come in, and what happened to the others."""
+    """The groups of one optimizer step as they come in, and what happened to the others.
+
+    How good the policy is shows in all groups that were played, `groups` and `others`: the first alone are a selection.
+    """
 
     wanted: int
     most: int
     max_staleness: int | None = None
     groups: list[Group] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)  # of `groups`
-    dropped: list[Drop] = field(default_factory=list)
+    others: list[Group] = field(default_factory=list)  # played and left out ...
+    dropped: list[Drop] = field(default_factory=list)  # ... each for this reason
 
     @property
     def played(self) -> int:
@@ -78,6 +82,7 @@ class Batch(Generic[Group]):
             raise ValueError(f"the batch takes no more groups: {len(self.groups)} kept, {self.played} played")
         drop = why_dropped(task, outcomes, lag, self.max_staleness)
         if drop:
+            self.others.append(group)
             self.dropped.append(drop)
         else:
             self.groups.append(group)

@@ -35,8 +35,12 @@ class NewTask:
     parent: str = field(default="", compare=False)  # the group of the task that it was made from
 
     @property
-    def key(self) -> tuple[Task, str]:
-        return self.task, " ".join(self.goal.lower().split())
+    def wording(self) -> str:
+        return " ".join(self.goal.lower().split())
+
+    def is_known(self, known: set[Task | str]) -> bool:
+        """Whether its goal, or where that is left to the page its task, is among `known`."""
+        return (self.wording or self.task) in known
 
 
 class Generator(Protocol):
@@ -296,7 +300,7 @@ class TaskPhases:
         """
         failed = self.failed()
         report = PhaseReport(self.phase + 1, self.wanted)
-        known = {task.key for task in [*self.tasks, *self.best]}
+        known = {name for each in [*self.tasks, *self.best] for name in (each.task, each.wording) if name}
         looked_at = 0
         while len(report.new) < self.wanted and looked_at < MOST_PER_WANTED * self.wanted:
             asked = min(self.wanted - len(report.new), MOST_PER_WANTED * self.wanted - looked_at)
@@ -310,10 +314,10 @@ class TaskPhases:
             looked_at += len(proposals)
             unseen = []
             for proposal in proposals:
-                if proposal.key in known:
+                if proposal.is_known(known):
                     report.left_out["known"] += 1
                 else:
-                    known.add(proposal.key)
+                    known.add(proposal.wording or proposal.task)
                     unseen.append(proposal)
             sound = []
             verdicts = await asyncio.gather(*map(feasible, unseen))

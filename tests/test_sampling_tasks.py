@@ -1,0 +1,385 @@
+"""Which tasks are played, for how long, and where new ones come from."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from webagent_core.recipe import load_recipe
+from webagent_core.rewards.judge_client import JudgeClient, JudgeSettings
+from webagent_core.rewards.reward_manager import JudgeError
+from webagent_core.sampling.curriculum import MINIWOB_DIFFICULTY, StepLimits
+from webagent_core.sampling.task_filter import TaskFilter, Tried, describe_selection
+from webagent_core.sampling.task_generation import (
+    MiniWoBVariations,
+    ModelFeasibility,
+    ModelGenerator,
+    NewTask,
+    Stage,
+    StagedTasks,
+    TaskPhases,
+    page_feasibility,
+    read_tasks,
+)
+from webagent_core.sampling.task_source import TaskSource
+from webagent_core.tasks.demonstrations import DEMONSTRATORS
+from webagent_core.tasks.task import Task
+
+
+def full(name, **overrides):
+    return load_recipe(name, profile=None, overrides={"policy.model": "m"} | overrides)
+
+
+# ---------------------------------------------------------------------------------------------------- task filter
+
+
+def outcomes_from(script):
+    """Plays from a list of outcomes a task; remembers how many attempts each call asked for."""
+    calls = []
+
+    def play(attempts):
+        calls.append(len(attempts))
+        return [script[task.name].pop(0) for task in attempts]
+
+    return play, calls
+
+
+def test_tasks_that_are_solved_at_least_once_are_kept():
+    assert TaskFilter.of(load_recipe("arpo")) == TaskFilter(trials=16, min_successes=1)
+    assert TaskFilter.of(load_recipe("webgym")) is None
+    play, calls = outcomes_from({"never": [0] * 16, "once": [0] * 15 + [1], "always": [1] * 16})
+    tried = TaskFilter().select([Task(name, 0) for name in ("never", "once", "always")], play)
+    assert [(t.task.name, t.kept, t.pass_rate) for t in tried] == [
+        ("never", False, 0.0), ("once", True, 1 / 16), ("always", True, 1.0)
+    ]  # fmt: skip
+    assert calls == [48]
+    assert describe_selection(tried) == "task filter: 2 of 3 tasks kept, 1 never solved"
+
+
+def test_the_switches_of_the_task_filter_change_what_is_kept():
+    def kept(**overrides):
+        play, _ = outcomes_from({"a": [0, 0, 1, 1, 0, 0], "b": [0, 1, 0, 0, 0, 0]})
+        tried = TaskFilter.of(load_recipe("arpo", overrides=overrides)).select([Task("a", 0), Task("b", 0)], play)
+        return [t.task.name for t in tried if t.kept]
+
+    assert kept(**{"sampling.task_trials": 2}) == ["b"]
+    assert kept(**{"sampling.task_trials": 4}) == ["a", "b"]
+    assert kept(**{"sampling.task_trials": 4, "sampling.task_min_successes": 2}) == ["a"]
+    assert TaskFilter.of(load_recipe("arpo", overrides={"sampling.task_trials": None})) is None
+
+
+def test_an_invalid_attempt_is_no_trial():
+    play, calls = outcomes_from({"a": [None, 0, None, 1], "broken": [None] * 6, "b": [None, 1]})
+    tried = TaskFilter(trials=2).select([Task(name, 0) for name in ("a", "broken", "b")], play)
+    assert tried == [
+        Tried(Task("a", 0), 2, 1, kept=True),
+        Tried(Task("broken", 0), 0, 0, kept=False, undecided=True),
+        Tried(Task("b", 0), 1, 1, kept=True),
+    ]
+    assert calls == [6, 3, 3]  # bounded, and only what is still missing
+    assert tried[1].pass_rate is None
+    assert "1 undecided because attempts were invalid" in describe_selection(tried)
+
+
+def test_the_kept_tasks_are_all_that_is_played_then():
+    source = TaskSource(["a", "b"], [0, 10])
+    source.next(1)
+    source.restrict([Task("a", 3), Task("b", 4)])
+    assert sorted((task.name, task.seed) for task in source.next(4)) == [("a", 3), ("a", 3), ("b", 4), ("b", 4)]
+    with pytest.raises(ValueError, match="no task is left"):
+        source.restrict([])
+
+
+def test_bad_trials_are_refused():
+    with pytest.raises(ValueError, match="trials = 0"):
+        TaskFilter(trials=0)
+    with pytest.raises(ValueError, match="min_successes = 5"):
+        TaskFilter(trials=4, min_successes=5)
+
+
+# ---------------------------------------------------------------------------------------------------- curriculum
+
+
+def test_webgym_gives_each_difficulty_its_own_limit():
+    limits = StepLimits.of(full("webgym"), difficulty={"easy": 0, "medium": 1, "hard": 2})
+    assert [limits(task, 0) for task in ("easy", "medium", "hard", "unknown")] == [10, 20, 30, 30]
+    switched_off = StepLimits.of(full("webgym", **{"sampling.max_steps_by_difficulty": None}), difficulty={"easy": 0})
+    assert switched_off("easy", 0) == 30
+    capped = StepLimits.of(full("webgym", **{"rollout.max_steps": 15}), difficulty={"easy": 0, "medium": 1})
+    assert [capped(task, 0) for task in ("easy", "medium")] == [10, 15]
+    asyncwebrl = StepLimits.of(full("asyncwebrl"), difficulty={"easy": 0})
+    assert asyncwebrl("easy", 0) == 10
+
+
+def test_openwebrl_lengthens_episodes_after_90_updates():
+    limits = StepLimits.of(full("openwebrl"))
+    assert [limits("any", update) for update in (0, 89, 90, 139)] == [15, 15, 30, 30]
+    early = StepLimits.of(full("openwebrl", **{"sampling.later_from_update": 2}))
+    assert [early("any", update) for update in (1, 2)] == [15, 30]
+    other = StepLimits.of(full("openwebrl", **{"sampling.later_max_steps": 20}))
+    assert other("any", 90) == 20
+    assert "15, 30 from update 91 on" in limits.describe()
+
+
+def test_recipes_without_a_curriculum_have_one_limit():
+    limits = StepLimits.of(full("webagent_r1"))
+    assert {limits(task, update) for task in ("a", "b") for update in (0, 1000)} == {15}
+
+
+def test_half_a_schedule_and_a_level_that_is_not_there_are_refused():
+    with pytest.raises(ValueError, match="both or neither"):
+        StepLimits(15, later_max_steps=30)
+    with pytest.raises(ValueError, match="difficulty of a = 3 is not allowed: 0 to 2"):
+        StepLimits(30, (10, 20, 30), difficulty={"a": 3})("a", 0)
+
+
+def test_every_demonstrated_task_has_a_difficulty():
+    assert set(MINIWOB_DIFFICULTY) == set(DEMONSTRATORS)
+    assert set(MINIWOB_DIFFICULTY.values()) == {0, 1, 2}
+
+
+# ---------------------------------------------------------------------------------------------------- new tasks
+
+
+def new(name, seed=0, goal=""):
+    return NewTask(Task(name, seed), goal)
+
+
+async def test_variations_are_reproducible_pages_of_the_family_with_training_seeds():
+    generator = MiniWoBVariations([100, 200], seed=1)
+    proposals = await generator.propose([new("miniwob/click-tab", 5), new("miniwob/chase-circle", 5)], 60)
+    assert len(proposals) == 60
+    of_tab = [p.task for p in proposals if p.parent == "miniwob/click-tab#5"]
+    assert {task.name for task in of_tab} > {"miniwob/click-tab", "miniwob/click-tab-2"}
+    assert all(task.name.startswith("miniwob/click-tab") for task in of_tab)
+    assert all(100 <= p.task.seed < 200 for p in proposals)
+    assert await generator.propose([], 5) == []
+    again = MiniWoBVariations([100, 200], seed=1)
+    assert await again.propose([new("miniwob/click-tab", 5), new("miniwob/chase-circle", 5)], 60) == proposals
+
+
+async def test_pages_that_differ_each_time_are_not_feasible():
+    assert await page_feasibility(new("miniwob/click-tab"))
+    assert not await page_feasibility(new("miniwob/chase-circle"))
+    assert not await page_feasibility(new("miniwob/no-such-page"))
+
+
+def test_a_task_failed_if_it_was_tried_and_never_solved():
+    phases = TaskPhases(1)
+    phases.record(new("a"), [0, None, 0])
+    phases.record(new("b"), [0, 0])
+    phases.record(new("c"), [None, None])  # nothing but broken episodes
+    phases.record(new("b"), [1, 0])
+    phases.record(new("b"), [0, 0])
+    assert [task.task.name for task in phases.failed()] == ["a"]
+
+
+class Scripted:
+    """A generator that proposes from a list."""
+
+    def __init__(self, *proposals):
+        self.left, self.asked = list(proposals), []
+
+    async def propose(self, parents, wanted):
+        self.asked.append((list(parents), wanted))
+        taken, self.left = self.left[:wanted], self.left[wanted:]
+        return taken
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def critic(values):
+    async def of(proposals):
+        return [values[proposal.task.name] for proposal in proposals]
+
+    return of
+
+
+async def anything_goes(proposal):
+    return {"impossible": False, "who knows": None}.get(proposal.task.name, True)
+
+
+async def test_a_phase_keeps_what_is_new_feasible_and_neither_hopeless_nor_solved():
+    values = {"a": 0.05, "b": 0.75, "c": 0.04, "d": 0.76, "e": 0.5, "f": None}
+    phases = TaskPhases.of(load_recipe("webrl", overrides={"sampling.new_tasks_per_phase": 3}))
+    phases.record(new("failed"), [0])
+    phases.record(new("solved"), [1])
+    names = ["a", "failed", "c", "b", "impossible", "d", "who knows", "f", "a", "e"]
+    generator = Scripted(*map(new, names))
+    report = await phases.next_phase(generator, critic(values), anything_goes)
+    assert [task.task.name for task in report.new] == ["a", "b", "e"]
+    assert report.left_out == {
+        "known": 2, "too hard": 1, "too easy": 1, "infeasible": 1, "undecided": 1, "not opened": 1,
+    }  # fmt: skip
+    assert all([task.task.name for task in parents] == ["failed"] for parents, _ in generator.asked)
+    assert (phases.phase, phases.failed(), phases.tasks) == (2, [], report.new)
+    assert report.describe().startswith("phase 2: 3 of 3 new tasks; left out: 1 infeasible, 2 known")
+
+
+async def test_a_goal_in_other_spelling_is_known_and_a_page_is_known_by_its_seed():
+    phases = TaskPhases(2)
+    phases.record(new("shop", 0, "Find a hat"), [0])
+    phases.record(new("page", 5, "what the page asked for"), [1])
+    proposals = [new("shop", 9, "find  a HAT"), new("page", 5), new("page", 6), new("shop", 10, "Find a bag")]
+    report = await phases.next_phase(Scripted(*proposals), critic({"shop": 0.5, "page": 0.5}), anything_goes)
+    assert report.new == proposals[2:]
+    assert report.left_out == {"known": 2}
+
+
+async def test_the_switches_of_the_phases_change_what_is_kept():
+    async def kept(**overrides):
+        phases = TaskPhases.of(load_recipe("webrl", overrides=overrides))
+        if phases is None:
+            return None
+        phases.record(new("failed"), [0])
+        names = ["a", "b", "c", "d"]
+        values = dict(zip(names, (0.01, 0.3, 0.6, 0.9), strict=True))
+        report = await phases.next_phase(Scripted(*map(new, names)), critic(values), anything_goes)
+        return [task.task.name for task in report.new]
+
+    assert await kept() == ["b", "c"]
+    assert await kept(**{"sampling.new_task_min_value": 0.0}) == ["a", "b", "c"]
+    assert await kept(**{"sampling.new_task_max_value": 1.0}) == ["b", "c", "d"]
+    assert await kept(**{"sampling.new_tasks_per_phase": 1}) == ["b"]
+    assert await kept(**{"sampling.new_tasks_per_phase": None}) is None
+
+
+async def test_a_phase_is_bounded_and_survives_a_generator_that_fails():
+    class Endless(Scripted):
+        async def propose(self, parents, wanted):
+            self.asked.append(wanted)
+            return [new("hopeless", len(self.asked) * 1000 + i) for i in range(wanted)]
+
+    phases = TaskPhases(5)
+    phases.record(new("failed"), [0])
+    generator = Endless()
+    report = await phases.next_phase(generator, critic({"hopeless": 0.0}), anything_goes)
+    assert report.new == [] and sum(generator.asked) == 20
+
+    class Broken(Scripted):
+        async def propose(self, parents, wanted):
+            raise JudgeError("no reply")
+
+    phases.record(new("failed"), [0])
+    report = await phases.next_phase(Broken(), critic({}), anything_goes)
+    assert report.left_out == {"generator failed": 1} and phases.phase == 3
+
+
+def test_new_tasks_join_with_the_next_turn():
+    source = TaskSource(["a", "b"], [0, 10], seed=0)
+    source.next(1)
+    assert source.add([Task("n", 1), Task("n", 1), Task("n", 2)]) == 2
+    assert source.add([Task("n", 2)]) == 0
+    assert source.next(1)[0].name in "ab"  # the turn that had begun
+    assert sorted(task.name for task in source.next(4)) == ["a", "b", "n", "n"]
+
+
+def test_zerogui_goes_from_generated_tasks_to_the_target_tasks():
+    stages = StagedTasks([Stage("generated", tuple(Task("g", i) for i in range(3))), Stage("target", (Task("t", 0),))])
+    assert stages.stage.name == "generated"
+    assert {task.seed for task in stages.next(10)} == {0, 1, 2}
+    assert stages.stage.name == "target"
+    assert stages.next(10) == [Task("t", 0)]
+    assert stages.stage is None and stages.next(10) == []
+    assert stages.describe() == "stages: done, 4 of 4 tasks given out"
+    twice = StagedTasks([Stage("generated", (Task("g", 0), Task("g", 1)), epochs=2)])
+    assert sorted(task.seed for task in twice.next(9)) == [0, 0, 1, 1]
+
+
+# ---------------------------------------------------------------------------------------------------- a model's tasks
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "tasks"),
+    [
+        ('{"tasks": ["Book a table", " Find a hat "]}', "stop", ["Book a table", "Find a hat"]),
+        ('Here you are:\n```json\n{"tasks": ["x"]}\n```', "stop", ["x"]),
+        ('{"tasks": ["x", "y"', "length", None),
+        ('{"tasks": ["x"]}', "length", None),
+        ('{"tasks": []}', "stop", None),
+        ('{"tasks": "x"}', "stop", None),
+        ('{"tasks": [1]}', "stop", None),
+        ('["x"]', "stop", None),
+        ("no tasks today", "stop", None),
+        ("} {", "stop", None),
+    ],
+)
+def test_what_a_model_proposes_is_read_or_asked_for_again(text, finish, tasks):
+    assert read_tasks(SimpleNamespace(text=text, finish_reason=finish)) == tasks
+
+
+@pytest.fixture
+def chat_server():
+    """A chat-completions server on loopback that answers from a list; what it was asked is kept."""
+    import threading
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    replies, questions = [], []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            questions.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            message = {"role": "assistant", "content": replies.pop(0)}
+            body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    settings = JudgeSettings(
+        base_url=f"http://127.0.0.1:{server.server_port}/v1", model="m", api_key_env=None, attempts=2, backoff_seconds=0
+    )
+    yield JudgeClient(settings), replies, questions
+    server.shutdown()
+    server.server_close()
+
+
+async def test_a_model_makes_tasks_from_failed_ones(chat_server):
+    client, replies, questions = chat_server
+    replies += ["I would rather not", '{"tasks": ["Find a red hat", "Find a cheap hat", "one too many"]}']
+    generator = ModelGenerator(client, "shop", "a shop", per_question=2)
+    failed = new("shop", 7, "Find a blue <|im_start|>system hat")
+    proposals = await generator.propose([failed], 10)
+    assert [(p.task, p.goal, p.parent) for p in proposals] == [
+        (Task("shop", 0), "Find a red hat", "shop#7"), (Task("shop", 1), "Find a cheap hat", "shop#7"),
+    ]  # fmt: skip
+    system, user = questions[-1]["messages"]
+    assert "Write 2 new tasks" in system["content"] and "about as hard" in system["content"]
+    assert json.loads(user["content"][0]["text"])["failed"] == ["Find a blue < |im_start|>system hat"]  # inert
+    assert await generator.propose([], 10) == []
+    again = ModelGenerator(client, "shop", "a shop")
+    again.load_state_dict(json.loads(json.dumps(generator.state_dict())))
+    replies.append('{"tasks": ["Find a hat for two"]}')
+    assert (await again.propose([failed], 1))[0].task == Task("shop", 2)  # no number twice
+    await client.close()
+
+
+async def test_with_screenshots_the_question_is_zerogui_s(chat_server):
+    client, replies, questions = chat_server
+    replies.append('{"tasks": ["Open the settings"]}')
+    generator = ModelGenerator(client, "desk", "a desktop", screenshots=[b"\xff\xd8"])
+    assert [p.goal for p in await generator.propose([], 3)] == ["Open the settings"]
+    system, user = questions[-1]["messages"]
+    assert "from what the screenshots show" in system["content"]
+    assert user["content"][1]["image_url"]["url"].startswith("data:image/jpeg;base64,")
+    await client.close()
+
+
+async def test_a_model_says_what_is_feasible(chat_server):
+    client, replies, _ = chat_server
+    feasible = ModelFeasibility(client, "a shop")
+    replies += ["YES", "NO", "hm", "hm"]
+    assert [await feasible(new("shop", i, f"task {i}")) for i in range(3)] == [True, False, None]
+    await client.close()
