@@ -221,6 +221,12 @@ def test_a_stored_trajectory_has_the_very_tokens_it_was_played_with():
     json.dumps(kept)  # and without pictures it is JSON
 
 
+def test_the_outcome_and_not_a_shaped_reward_makes_a_success():
+    buffer = SuccessReplay(1)
+    assert buffer.add(store(played([[1]], reward=0.5), 0, 0, outcome=1.0))  # a penalty on its format
+    assert not buffer.add(store(played([[1]], reward=1.5), 0, 1, outcome=0.0))
+
+
 def test_a_broken_trajectory_cannot_be_stored():
     with pytest.raises(ValueError, match="exit_status = env_error"):
         store(played([[1]], status=ExitStatus.ENV_ERROR), update=0, number=0)

@@ -30,11 +30,14 @@ class Stored:
             raise ValueError(f"data.{logps[0]} is not allowed: log-probabilities of a stored row are computed anew")
 
 
-def store(trajectory: Trajectory, update: int, number: int, *, pictures: bool = False) -> Stored:
+def store(
+    trajectory: Trajectory, update: int, number: int, *, outcome: float | None = None, pictures: bool = False
+) -> Stored:
     """A scored trajectory, ready for a buffer. Its task is its group: the same page made from the same seed.
 
     Args:
         number: its place in the batch of `update`, to tell attempts at one task apart.
+        outcome: what the task itself says, where the reward is shaped; None: the reward.
         pictures: keep screenshots, for a policy with eyes.
 
     Raises:
@@ -46,7 +49,7 @@ def store(trajectory: Trajectory, update: int, number: int, *, pictures: bool = 
         id=f"{update}/{number}/{trajectory.group}",
         task=trajectory.group,
         update=update,
-        outcome=float(trajectory.reward),
+        outcome=float(trajectory.reward if outcome is None else outcome),
         steps=len(trajectory.steps),
         data=record_of(trajectory, pictures=pictures),
     )
