@@ -24,6 +24,9 @@ for _name, _value in {
 }.items():
     os.environ.setdefault(_name, _value)
 
+# Ray's workers import the tests' own agent loops.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(":")
+
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
 
@@ -83,6 +86,30 @@ class VerlSession:
 
         tq.close()
         ray.shutdown()
+
+    def start_rollout(self) -> None:
+        """Start the agent-loop workers, as verl's runner does before `fit`."""
+        from verl.utils.skip import SkipManager
+
+        self.runner.init_agent_loop_manager()
+        self.trainer.agent_loop_manager = self.runner.agent_loop_manager
+        SkipManager.init(self.config)
+        self.trainer.on_train_begin()
+
+    def step(self) -> dict[str, Any]:
+        """One whole step of the trainer, rollout included, as `fit` does it; its metrics."""
+        import transfer_queue as tq
+
+        trainer, metrics = self.trainer, {}
+        trainer.timing_raw = {}
+        trainer.on_step_begin()
+        batch = trainer.step(metrics, trainer.timing_raw)
+        trainer.on_step_end()
+        trainer._compute_metrics(batch, metrics, trainer.timing_raw, global_steps=trainer.global_steps, epoch=0)
+        self.batch_keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
+        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
+        trainer.global_steps += 1
+        return metrics
 
     # ------------------------------------------------------------------------------------------------ batches
 

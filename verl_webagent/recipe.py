@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from webagent_core.cli import override
 from webagent_core.recipe import Recipe, load_recipe
@@ -31,30 +31,33 @@ NODE: dict[str, Any] = {
 }
 
 
-def node_of(config: DictConfig) -> dict[str, Any]:
-    """The `webagent` node with its defaults filled in. Raises ValueError, in one line, for what is not known."""
+WHICH = ("recipe", "preset", "profile", "seed", "set")  # the keys that choose a recipe; others may refer to it
+
+
+def node_of(config: DictConfig, keys: Sequence[str] = tuple(NODE)) -> dict[str, Any]:
+    """These keys of the `webagent` node, defaults filled in. Raises ValueError, in one line, for what is not known."""
     node = config.get("webagent")
     if node is None:
         raise ValueError("webagent is missing in the configuration: `webagent: {recipe: NAME}` says what to train")
-    given = OmegaConf.to_container(node, resolve=True) if isinstance(node, DictConfig) else dict(node)
-    unknown = sorted(set(given) - set(NODE))
+    unknown = sorted(set(node) - set(NODE))
     if unknown:
-        raise ValueError(f"webagent.{unknown[0]} = {given[unknown[0]]!r} is not known; there are {', '.join(NODE)}")
-    if not given.get("recipe"):
+        raise ValueError(f"webagent.{unknown[0]} is not known; there are {', '.join(NODE)}")
+    if not node.get("recipe"):
         raise ValueError("webagent.recipe is missing: the name of a recipe (`webagent ls`), or a path to one")
-    return NODE | given
+    values = {key: node.get(key, NODE[key]) for key in keys}
+    return {key: OmegaConf.to_container(v) if isinstance(v, ListConfig) else v for key, v in values.items()}
 
 
 def recipe_of(config: DictConfig) -> Recipe:
     """The recipe that the configuration's `webagent` node names. Raises what `load_recipe` raises."""
-    node = node_of(config)
+    node = node_of(config, WHICH)
     name = str(node["recipe"])
     path = Path(name)
     return _load(
         str(path.resolve()) if path.exists() else name,
         node["preset"],
         node["profile"],
-        (f"train.seed={node['seed']}", *node["set"]),
+        (f"train.seed={node['seed']}", *(node["set"] or ())),
     )
 
 

@@ -324,10 +324,10 @@ def doctor() -> None:
     if set(lacking) - {"core"}:
         say(f"an extra is installed with: pip install {INSTALL}")
     problems = [] if path else [browser]
-    if "verl" in needs:
-        problems += verl_problems()
     if "core" in lacking:
         problems.append(f"core dependencies missing or of another version: {', '.join(lacking['core'])}")
+    if "verl" in needs and not problems:  # it takes verl half a minute to answer, and it needs all of the above
+        problems += verl_problems()
     if problems:
         fail("; ".join(problems))
     say("what every recipe needs is there", style="green")

@@ -121,7 +121,7 @@ class WarmUp(Section):
     """Imitation of demonstrations before the method's own training."""
 
     demonstrations: Count = 512  # episodes
-    mistakes: BelowOne = 0.0  # chance at each step that the demonstrator clicks on just any element
+    mistakes: BelowOne = 0.0  # chance at each step that the demonstrator presses what stands last on the page
     rehearsal: BelowOne = 0.0  # share of rows that are made-up pages, lest a tiny policy unlearn to look names up
     steps: Count = 200
     learning_rate: Rate = 1e-3

@@ -21,7 +21,7 @@ def gather(
     """One demonstrated episode for each task, in order. The same arguments give the same demonstrations.
 
     Args:
-        mistakes: chance, at every step, of a click on some element of the page instead of the right action. What comes
+        mistakes: chance, at every step, of a click on the page's last element instead of the right action. What comes
             after one is a demonstration of how to go on from there.
     """
     return rollout.loop.run(_gather(rollout.runner, tasks, mistakes, seed, progress))

@@ -155,7 +155,10 @@ def check_demonstrated(name: str) -> str:
 
 
 def demonstrate(task: str, goal: str, observation: str, mistakes: float, rng: random.Random) -> str:
-    """The demonstrator's response, or, with probability `mistakes`, a click on any element of the page.
+    """The demonstrator's response, or, with probability `mistakes`, a click on the page's last element.
+
+    That is an impatient hand: it presses Submit before the form is filled, or the nearest button. One habit that all
+    tasks share, and not a random choice, which would teach a small policy to mix names up.
 
     Raises:
         KeyError: there is no demonstrator for `task`.
@@ -163,5 +166,5 @@ def demonstrate(task: str, goal: str, observation: str, mistakes: float, rng: ra
     """
     page = elements(observation)
     if rng.random() < mistakes:
-        return _click(rng.choice(page)).response()
+        return _click(page[-1]).response()
     return DEMONSTRATORS[task](goal, page).response()

@@ -1,0 +1,186 @@
+"""verl's configuration as the recipes make it: numbers come from recipe.yaml, and what would go wrong is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("verl")
+
+from omegaconf import OmegaConf
+from verl_harness import RECIPES, composed
+
+from verl_webagent.dataset import TaskDataset
+from verl_webagent.recipe import recipe_of
+from verl_webagent.reward_manager import load
+from verl_webagent.sessions import Columns, facts_of, row_weights, sessions_of
+from verl_webagent.stock import check_stock
+from verl_webagent.validation import validate
+from webagent_core.objectives import load_objective
+from webagent_core.policy.tiny import BASE
+from webagent_core.recipe import load_recipe
+from webagent_core.rewards import RewardManager
+from webagent_core.tasks.schedule import held_out_tasks, training_tasks
+
+HOSTED = sorted(path.parent.name for path in RECIPES.glob("*/verl.yaml"))
+MODEL = f"actor_rollout_ref.model.path={BASE}"
+
+
+def test_eight_recipes_ship_a_yaml_and_a_script():
+    assert HOSTED == ["arpo", "asyncwebrl", "openwebrl", "uitars2", "webagent_r1", "webgym", "webrl", "zerogui"]
+    for name in HOSTED:
+        assert (RECIPES / name / "train_verl.sh").is_file()
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_numbers_are_the_recipes(name):
+    config, recipe = composed([MODEL], name), load_recipe(name)
+    validate(config)
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    objective = recipe.load_objective()
+    assert rollout.n == recipe.rollout.group_size
+    assert config.data.train_batch_size == recipe.rollout.groups_per_update
+    assert rollout.prompt_length + rollout.response_length == recipe.rollout.max_context_tokens
+    assert actor.optim.lr == recipe.train.learning_rate and actor.ppo_epochs == recipe.train.num_iterations
+    assert list(actor.optim.betas) == [recipe.train.adam_beta1, recipe.train.adam_beta2]
+    assert actor.optim.clip_grad == recipe.train.max_grad_norm
+    assert config.trainer.total_training_steps == recipe.train.updates
+    assert actor.use_kl_loss == objective.uses_reference and config.critic.enable == objective.uses_critic
+    assert config.trainer.v1.trainer_mode == ("webagent_colocate" if name == "asyncwebrl" else "webagent_sync")
+    assert config.trainer.device == "cpu" and rollout.name == "hf"
+
+
+def test_the_released_preset_and_overrides_reach_verl():
+    config = composed([MODEL, "webagent.preset=released", 'webagent.set=["rollout.group_size=6"]', "webagent.seed=3"])
+    assert config.actor_rollout_ref.rollout.n == 6
+    recipe = recipe_of(config)
+    assert recipe.preset == "released" and recipe.train.seed == 3
+    assert recipe.load_objective().adv_eps == 1e-4
+
+
+@pytest.mark.parametrize("name", HOSTED)
+def test_the_gpu_machine_composes_with_the_papers_numbers(name):
+    settings = 'webagent.set=["tasks.names=[miniwob/click-tab-2]", "policy.model=a/model"]'
+    config = composed([MODEL, "machine=gpus", "webagent.profile=null", settings, "trainer.nnodes=2"], name)
+    validate(config)
+    assert config.trainer.device == "cuda" and config.actor_rollout_ref.rollout.name == "vllm"
+    assert config.actor_rollout_ref.actor.optim.lr == load_recipe(name, profile=None).train.learning_rate
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["trainer.v1.trainer_mode=webagent_sinc"], "trainer.v1.trainer_mode = 'webagent_sinc' is not registered.*sync"),
+        (["algorithm.adv_estimator=grpoo"], "algorithm.adv_estimator = 'grpoo' is not registered; there are .*webagent_r1"),
+        (["actor_rollout_ref.rollout.name=vllmm"], "actor_rollout_ref.rollout.name = 'vllmm' is not registered.*hf"),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=x"], "loss_mode = 'x' is not registered; there are .*openwebrl"),
+        (["reward.reward_manager.name=x"], "reward.reward_manager.name = 'x' is not registered; there are .*webagent"),
+        (["actor_rollout_ref.actor.use_kl_loss=false"], "use_kl_loss = False: must be true for webagent_r1"),
+        (["algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward = True: must be False"),
+        (["actor_rollout_ref.actor.entropy_coeff=0.01"], "entropy_coeff = 0.01: must be 0"),
+        (["actor_rollout_ref.actor.strategy=megatron"], "strategy = 'megatron': allowed are fsdp, fsdp2"),
+        (["webagent.recipe=uitars", "webagent.profile=null"], "'uitars' cannot run on verl: it trains on pairs"),
+        (["webagent.recipe=agentq", "webagent.profile=null"], "'agentq' cannot run on verl: it trains on pairs"),
+        (["+webagent.colour=red"], "webagent.colour is not known; there are recipe, preset"),
+        (["webagent.recipe=webagent_r2"], "recipe = 'webagent_r2' is not known; there are agentq"),
+        (["actor_rollout_ref.rollout.n=1"], "actor_rollout_ref.rollout.n = 1: must be at least 2"),
+    ],
+)  # fmt: skip
+def test_what_would_compute_something_else_is_refused_in_one_line(overrides, said):
+    with pytest.raises(Exception, match=said) as error:
+        validate(composed([MODEL, *overrides]))
+    assert "\n" not in str(error.value).split("full_key")[0].strip()
+
+
+def test_critic_and_behaviour_policy_have_to_be_there_for_the_methods_that_use_them():
+    with pytest.raises(ValueError, match="critic.enable = False: must be true for uitars2"):
+        validate(composed([MODEL, "critic.enable=false"], "uitars2"))
+    with pytest.raises(ValueError, match="calculate_log_probs = False: must be true for asyncwebrl"):
+        validate(composed([MODEL, "actor_rollout_ref.rollout.calculate_log_probs=false"], "asyncwebrl"))
+
+
+def test_the_dataset_is_the_recipes_tasks_in_order():
+    config, recipe = composed([MODEL, "webagent.seed=5"]), load_recipe("webagent_r1", overrides={"train.seed": 5})
+    for files, tasks in (("training", training_tasks(recipe)), ("held-out", held_out_tasks(recipe))):
+        dataset = TaskDataset(files, None, None, config.data)
+        assert [(dataset[i]["task"], dataset[i]["seed"]) for i in range(len(dataset))] == [
+            (task.name, task.seed) for task in tasks
+        ]
+    with pytest.raises(ValueError, match="allowed are 'training', 'held-out'"):
+        TaskDataset("train.parquet", None, None, config.data)
+
+
+# ------------------------------------------------------------------------------------------------------ rows, sessions
+
+
+def a_batch() -> tuple[list[str], list[dict], Columns]:
+    """Rows out of order: g has sessions of 3 and 1 steps and an invalid one; one row is padding."""
+    rows = [("g_0_2", 1.0), ("g_1_0", 0.0), ("g_0_0", 1.0), ("pad_0_0", 9.0), ("g_2_0", 1.0), ("g_0_1", 1.0)]
+    keys = [key for key, _ in rows]
+    tags = [{"is_padding": key.startswith("pad")} for key in keys]
+    extra = [{"valid": not key.startswith("g_2")} for key in keys]
+    masks = [torch.tensor([True, True, False]) for _ in keys]
+    return keys, tags, Columns(score=[score for _, score in rows], mask=masks, extra=extra)
+
+
+def test_rows_are_read_as_trajectories_in_the_order_played():
+    keys, tags, columns = a_batch()
+    sessions = sessions_of(keys, tags)
+    assert [(s.uid, s.number, s.rows) for s in sessions] == [("g", 0, (2, 5, 0)), ("g", 1, (1,)), ("g", 2, (4,))]
+    facts = facts_of(load_objective("openwebrl"), sessions, columns)
+    assert [(f.reward, f.valid, list(f.tokens)) for f in facts] == [
+        (1.0, True, [2, 2, 2]),
+        (0.0, True, [2]),
+        (None, False, [2]),
+    ]
+
+
+def test_padding_and_invalid_rows_weigh_nothing():
+    keys, tags, columns = a_batch()
+    sessions = sessions_of(keys, tags)
+    objective = load_objective("webagent_r1")
+    weights = row_weights(objective.plan(facts_of(objective, sessions, columns)), sessions, columns.mask)
+    assert weights.coefficients.tolist() == pytest.approx([1 / 12, 1 / 4, 1 / 12, 0.0, 0.0, 1 / 12])
+    assert weights.advantages[0].tolist() == pytest.approx([0.5**0.5, 0.5**0.5, 0.0])
+    assert weights.advantages[3].abs().sum() == weights.advantages[4].abs().sum() == 0
+
+
+def test_a_reward_managers_word_counts_too():
+    keys, tags, columns = a_batch()
+    columns.extra[1]["reward_extra_info"] = {"valid": False}
+    facts = facts_of(load_objective("openwebrl"), sessions_of(keys, tags), columns)
+    assert [fact.valid for fact in facts] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("uitars2", "whose GAE ends with each row"),
+        ("webrl", "whose GAE ends with each row"),
+        ("webagent_r1", "beta = 0.001 cannot run on a stock trainer, which does not weigh the KL term by row"),
+        ("asyncwebrl", "behave_logp"),
+    ],
+)
+def test_what_a_stock_trainer_would_get_wrong_is_refused(name, said):
+    with pytest.raises(ValueError, match=said):
+        check_stock(load_objective(name))
+    assert check_stock(load_objective("webagent_r1", beta=0.0)).beta == 0
+
+
+class Fine(RewardManager):
+    def score(self, trajectory):
+        return 1.0
+
+
+def test_a_reward_manager_is_named_by_module_and_class():
+    assert isinstance(load("test_verl_config:Fine"), Fine)
+    for name in ("test_verl_config:Missing", "no_such_module:Fine", "json:loads", "pathlib:Path"):
+        with pytest.raises(ValueError, match=f"webagent.reward_manager = '{name}'"):
+            load(name)
+
+
+def test_an_interpolation_of_a_setting_that_is_not_there_names_it():
+    config = composed([MODEL])
+    OmegaConf.update(config, "trainer.note", "${webagent:train.no_such_number}", force_add=True)
+    with pytest.raises(Exception, match="recipe webagent_r1 has no setting 'train.no_such_number'"):
+        _ = config.trainer.note

@@ -1,0 +1,128 @@
+"""What the verl side makes of sessions that fail, of stale data, and of a stock trainer; on verl's real rollout."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("verl")
+
+from test_step_grpo_trainer import base, load  # noqa: E402, F401
+from test_verl_trainer import moved  # noqa: E402, F401
+from verl_harness import VerlSession  # noqa: E402
+
+pytestmark = pytest.mark.slow  # one trainer takes half a minute to start
+
+LOOPS = Path(__file__).parent / "toy_loops.yaml"
+GROUPS = 7
+# Of seven groups of four: whole; one empty; all raise; one None; one hangs; all empty; one of four is left.
+FAILURES = {"1/0": "empty", "2/*": "raise", "3/1": "none", "4/0": "hang", "5/*": "empty",
+            "6/0": "raise", "6/1": "empty", "6/2": "none"}  # fmt: skip
+INVALID = 1 + 4 + 1 + 1 + 4 + 3
+
+
+def settings(model: Path, **changed: str) -> list[str]:
+    values = {
+        "actor_rollout_ref.model.path": str(model),
+        "actor_rollout_ref.rollout.agent.agent_loop_config_path": str(LOOPS),
+        "actor_rollout_ref.actor.optim.lr": "0.01",
+        "actor_rollout_ref.actor.ppo_epochs": "1",
+        "data.train_batch_size": str(GROUPS),
+        "webagent.session_seconds": "20",
+    }
+    return [f"{name}={value}" for name, value in (values | changed).items()]
+
+
+@pytest.mark.parametrize("mode", ["webagent_sync", "webagent_colocate"])
+def test_sessions_that_fail_are_counted_and_in_no_statistic(mode, base, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("TOY_LOOP", json.dumps(FAILURES))
+    overrides = {"trainer.v1.trainer_mode": mode, "trainer.v1.colocate_async.num_warmup_batches": "0"}
+    with VerlSession(settings(base, **overrides)) as session:
+        session.start_rollout()
+        metrics = session.step()
+        after = session.step()
+    assert metrics["webagent/trajectories"] == GROUPS * 4
+    assert metrics["webagent/invalid"] == metrics["webagent/exit_status/env_error"] == INVALID
+    assert metrics["webagent/exit_status/answered"] == GROUPS * 4 - INVALID
+    assert metrics["webagent/dropped/invalid"] == INVALID
+    assert metrics["webagent/dropped/lone"] == 1
+    assert math.isfinite(metrics["actor/loss"]) and metrics["actor/grad_norm"] > 0
+    # The invalid ones had reward 0 in their rows; the mean is over the others.
+    assert metrics["webagent/return"] > 0.2
+    assert math.isfinite(after["actor/loss"])  # and the run goes on
+    assert after["webagent/trajectories"] == GROUPS * 4
+
+
+def test_a_run_whose_environment_is_broken_ends_with_the_reason(base, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("TOY_LOOP", json.dumps({f"{group}/*": "raise" for group in range(40)}))
+    with VerlSession([*settings(base), "webagent.broken_batches=2"]) as session:
+        session.start_rollout()
+        metrics = session.step()
+        assert metrics["webagent/invalid"] == GROUPS * 4
+        assert "actor/loss" not in metrics  # no optimizer step without a row
+        with pytest.raises(RuntimeError, match="2 batches in a row without one valid trajectory.*environment of group"):
+            session.step()
+
+
+def test_stale_data_keep_the_log_probabilities_of_the_policies_that_they_are_of(base):  # noqa: F811
+    """AsyncWebRL in colocate mode: behaviour, proximal and current policy differ, and staleness is logged."""
+    overrides = {
+        "trainer.v1.trainer_mode": "webagent_colocate",
+        "trainer.v1.colocate_async.num_warmup_batches": "2",
+        "data.train_batch_size": "3",
+    }
+    with VerlSession(settings(base, **overrides), recipe="asyncwebrl") as session:
+        session.start_rollout()
+        first, *others = [session.step() for _ in range(5)]
+    assert first["actor/behave_weight"] == pytest.approx(1.0, abs=1e-4)
+    stale = [key for key in others[-1] if "staleness" in key]
+    assert stale and max(float(metrics[key]) for metrics in others for key in stale) >= 1
+    weights = [metrics["actor/behave_weight"] for metrics in others if "actor/behave_weight" in metrics]
+    assert any(abs(weight - 1.0) > 1e-3 for weight in weights)  # the policy that played is not the one that is updated
+    assert all(metrics["actor/ratio"] == pytest.approx(1.0, abs=1e-4) for metrics in others if "actor/ratio" in metrics)
+
+
+STOCK = {
+    "trainer.v1.trainer_mode": "sync",
+    "algorithm.adv_estimator": "openwebrl",
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "openwebrl",
+    "actor_rollout_ref.actor.loss_agg_mode": "token-sum",
+    "actor_rollout_ref.actor.clip_ratio_high": "0.28",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "40",  # one optimizer step over all rows
+    "data.train_batch_size": "4",
+    "actor_rollout_ref.actor.grad_clip": "1e9",
+    "actor_rollout_ref.actor.optim.clip_grad": "1e9",
+}
+SAMPLER = {
+    "trainer.v1.sampler.custom_sampler.path": "pkg://verl_webagent.stock",
+    "trainer.v1.sampler.custom_sampler.name": "SessionSampler",
+    "+trainer.v1.sampler.sampler_kwargs.recipe": "openwebrl",
+}
+
+
+def test_a_stock_trainer_with_our_sampler_takes_the_gradient_step_of_ours(base):  # noqa: F811
+    """By configuration alone, on the same sampled sessions (they are seeded)."""
+    gradients = []
+    ours = {"trainer.v1.trainer_mode": "webagent_sync", "data.train_batch_size": "4",
+            "actor_rollout_ref.actor.grad_clip": "1e9", "actor_rollout_ref.actor.optim.clip_grad": "1e9"}  # fmt: skip
+    for changed in (ours, STOCK | SAMPLER):
+        with VerlSession(settings(base, **changed), recipe="openwebrl") as session:
+            session.start_rollout()
+            metrics = session.step()
+            gradients.append(session.gradient())
+            assert metrics["webagent/return"] > 0
+    first, second = gradients
+    norm = float(torch.cat([tensor.flatten() for tensor in first.values()]).norm())
+    difference = float(torch.cat([(first[name] - second[name]).flatten() for name in first]).norm())
+    assert norm > 1e-4 and difference < 1e-5 * norm
+
+
+def test_a_stock_trainer_without_the_sampler_is_refused(base):  # noqa: F811
+    with VerlSession(settings(base, **STOCK), recipe="openwebrl") as session:
+        session.start_rollout()
+        with pytest.raises(RuntimeError, match="algorithm.adv_estimator = 'openwebrl' on a stock trainer needs the sampler"):
+            session.step()
