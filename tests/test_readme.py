@@ -105,6 +105,18 @@ def test_the_tasks_are_as_many_as_the_page_says():
     assert "nine MiniWoB++ tasks" in README
 
 
+def test_the_reward_class_example_scores():
+    code = example("class Brisk") + """
+from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
+
+steps = [Step(url="", observation="", messages=[]) for _ in range(2)]
+good = Trajectory("t", 1, "t#1", steps=steps, exit_status=ExitStatus.ANSWERED, reward=1.0)
+gone = Trajectory("t", 2, "t#2", exit_status=ExitStatus.ENV_ERROR)
+print(reward_funcs(trajectory=[good, gone]))
+"""
+    assert run(code) == "[0.9, None]\n"
+
+
 @pytest.mark.slow
 def test_the_trainer_example_trains(tmp_path):
     """With an untrained policy in place of the quickstart's, and two updates."""

@@ -70,10 +70,10 @@ def test_the_gpu_machine_composes_with_the_papers_numbers(name):
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["trainer.v1.trainer_mode=webagent_sinc"], "trainer.v1.trainer_mode = 'webagent_sinc' is not registered.*sync"),
-        (["algorithm.adv_estimator=grpoo"], "algorithm.adv_estimator = 'grpoo' is not registered; there are .*webagent_r1"),
+        (["trainer.v1.trainer_mode=sinc"], "trainer.v1.trainer_mode = 'sinc' is not registered.*webagent_sync"),
+        (["algorithm.adv_estimator=grpoo"], "adv_estimator = 'grpoo' is not registered; there are .*webagent_r1"),
         (["actor_rollout_ref.rollout.name=vllmm"], "actor_rollout_ref.rollout.name = 'vllmm' is not registered.*hf"),
-        (["actor_rollout_ref.actor.policy_loss.loss_mode=x"], "loss_mode = 'x' is not registered; there are .*openwebrl"),
+        (["actor_rollout_ref.actor.policy_loss.loss_mode=x"], "loss_mode = 'x' is not registered.* openwebrl"),
         (["reward.reward_manager.name=x"], "reward.reward_manager.name = 'x' is not registered; there are .*webagent"),
         (["actor_rollout_ref.actor.use_kl_loss=false"], "use_kl_loss = False: must be true for webagent_r1"),
         (["algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward = True: must be False"),

@@ -95,6 +95,8 @@ def _compose(folder: Path, arguments: argparse.Namespace, recipe: Recipe) -> Dic
         config = compose("verl", overrides=[f"actor_rollout_ref.model.path={model}", *arguments.overrides])
     OmegaConf.update(config, "webagent", node, merge=True)
     OmegaConf.update(config, "trainer.resume_mode", "auto" if arguments.resume else "disable")
+    if arguments.resume:  # the evaluation before training is in the run's folder already
+        OmegaConf.update(config, "trainer.val_before_train", False)
     if not arguments.verbose:
         OmegaConf.update(config, "ray_kwargs.ray_init.log_to_driver", False, force_add=True)
         OmegaConf.update(config, "ray_kwargs.ray_init.logging_level", "error", force_add=True)

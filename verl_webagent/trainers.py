@@ -258,7 +258,7 @@ class TrajectoryTrainer:
         if state["recipe"] != self.recipe.type:
             raise ValueError(f"the checkpoint is of recipe {state['recipe']!r}, and this run's is {self.recipe.type!r}")
         self.batches_without_signal = state["batches_without_signal"]
-        if self.run_log:
+        if self.run_log and self.global_steps < self.total_training_steps:
             self.run_log.truncate_after(self.global_steps)
 
     # ------------------------------------------------------------------------------------------------ logs

@@ -147,6 +147,7 @@ class RunDirectory:
             "success": trajectory.success,
             "detail": trajectory.detail,
             "answer": trajectory.answer,
+            **({"evidence": _strict(trajectory.evidence)} if trajectory.evidence else {}),  # what a judge said
             "steps": steps,
             "seconds": _strict(trajectory.seconds),
         }
@@ -169,6 +170,7 @@ class RunDirectory:
             "screenshot": screenshot,
             "prompt_tokens": len(step.prompt_ids),
             "response_tokens": len(step.response_ids),
+            **({"cut": step.cut} if step.cut else {}),  # what of the chat had to go to fit
         }
 
     # ---- resume

@@ -1,0 +1,122 @@
+"""`python -m verl_webagent.train`: the whole walk on real pages, resumed, and with a reward class of one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+
+from webagent_core.rewards import RewardManager
+
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = ["train.updates=3", "train.save_every=2", "train.num_iterations=1", "rollout.groups_per_update=3",
+            "policy.warm_up.demonstrations=40", "policy.warm_up.steps=40", "train.eval_episodes=1"]  # fmt: skip
+
+
+class Brisk(RewardManager):
+    """A reward class as README shows one."""
+
+    def score(self, trajectory):
+        return trajectory.reward - 0.05 * len(trajectory.steps)
+
+
+class Broken(RewardManager):
+    def score(self, trajectory):
+        return float("nan")
+
+
+def train(out: Path, *arguments: str, recipe: str = "webagent_r1") -> subprocess.CompletedProcess:
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    return subprocess.run(
+        [sys.executable, "-m", "verl_webagent.train", f"recipes/{recipe}", "--smoke", "--out", str(out),
+         *settings, *arguments],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
+        capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+
+
+def metrics(out: Path) -> dict[tuple[str, int], dict]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {(line["phase"], line["update"]): line for line in lines}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("verl") / "run"
+    done = train(out)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "success on held-out seeds: " in done.stdout.splitlines()[-1]
+    return out
+
+
+@pytest.mark.slow
+def test_the_whole_walk_leaves_what_a_trl_run_leaves(run):
+    lines = metrics(run)
+    assert set(lines) == {("before", 0), ("train", 1), ("train", 2), ("train", 3), ("after", 3)}
+    for update in (1, 2, 3):
+        line = lines["train", update]
+        assert line["trajectories"] == 12 and line["exit_status/env_error"] == 0
+        assert sum(value for key, value in line.items() if key.startswith("exit_status/")) == 12
+    for name in ("config.yaml", "report.html", "learning_curve.png", "trajectories.jsonl"):
+        assert (run / name).stat().st_size > 0
+    trajectories = [json.loads(line) for line in (run / "trajectories.jsonl").read_text().splitlines()]
+    played = [t for t in trajectories if t["phase"] == "train" and t["update"] == 1]
+    assert len(played) == 12 and len({t["group"] for t in played}) == 3
+    for trajectory in played:
+        assert trajectory["steps"] and (run / trajectory["steps"][0]["screenshot"]).is_file()
+
+
+@pytest.mark.slow
+def test_a_resumed_run_takes_the_update_that_the_uninterrupted_run_took(run, tmp_path):
+    """From the checkpoint after update 2, in a fresh process: update 3 is the same one."""
+    resumed = tmp_path / "run"
+    shutil.copytree(run, resumed, symlinks=True)
+    shutil.rmtree(resumed / "checkpoints" / "global_step_3")
+    (resumed / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    done = train(resumed, "--resume")
+    assert done.returncode == 0, done.stderr[-3000:]
+    before, after = metrics(run)["train", 3], metrics(resumed)["train", 3]
+    assert after["success"] == before["success"] and after["rows"] == before["rows"]
+    assert after.get("grad_norm", 0) == pytest.approx(before.get("grad_norm", 0), rel=1e-3, abs=1e-6)
+    assert after.get("loss", 0) == pytest.approx(before.get("loss", 0), rel=1e-3, abs=1e-6)
+    assert after.get("learning_rate") == pytest.approx(before.get("learning_rate"))
+
+    done = train(resumed, "--resume")  # past the end
+    assert done.returncode == 0 and "nothing is left to train" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_checkpoint_without_our_state_is_refused(run, tmp_path):
+    resumed = tmp_path / "run"
+    shutil.copytree(run, resumed, symlinks=True)
+    (resumed / "checkpoints" / "global_step_3" / "webagent.pt").unlink()
+    done = train(resumed, "--resume")
+    assert done.returncode != 0 and "webagent.pt is missing" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_reward_class_is_used_and_one_that_is_broken_ends_the_run(tmp_path):
+    brisk = ["reward.reward_manager.name=webagent", "webagent.reward_manager=test_verl_run:Brisk"]
+    done = train(tmp_path / "brisk", *brisk, "trainer.val_before_train=false")
+    assert done.returncode == 0, done.stderr[-3000:]
+    trajectories = [json.loads(line) for line in (tmp_path / "brisk/trajectories.jsonl").read_text().splitlines()]
+    for trajectory in trajectories:
+        fraction = (trajectory["reward"] + 0.05 * len(trajectory["steps"])) % 1.0
+        assert fraction == pytest.approx(0, abs=1e-6) or fraction == pytest.approx(1, abs=1e-6)
+    broken = ["reward.reward_manager.name=webagent", "webagent.reward_manager=test_verl_run:Broken"]
+    done = train(tmp_path / "broken", *broken, "trainer.val_before_train=false")
+    assert done.returncode != 0
+    assert "Broken.score of miniwob/" in done.stderr and "returned nan" in done.stderr
+
+
+def test_a_bad_setting_ends_in_one_line_before_anything_starts(tmp_path):
+    done = train(tmp_path / "run", "--set", "rollout.group_size=1")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "rollout.group_size = 1" in done.stderr and not (tmp_path / "run").exists()
