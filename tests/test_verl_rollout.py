@@ -68,22 +68,37 @@ def test_a_run_whose_environment_is_broken_ends_with_the_reason(base, monkeypatc
             session.step()
 
 
-def test_stale_data_keep_the_log_probabilities_of_the_policies_that_they_are_of(base):  # noqa: F811
-    """AsyncWebRL in colocate mode: behaviour, proximal and current policy differ, and staleness is logged."""
-    overrides = {
-        "trainer.v1.trainer_mode": "webagent_colocate",
-        "trainer.v1.colocate_async.num_warmup_batches": "2",
-        "data.train_batch_size": "3",
-    }
-    with VerlSession(settings(base, **overrides), recipe="asyncwebrl") as session:
+COLOCATE = {"trainer.v1.trainer_mode": "webagent_colocate", "trainer.v1.colocate_async.num_warmup_batches": "2"}
+SEPARATE = {
+    "trainer.v1.trainer_mode": "webagent_separate",
+    "trainer.v1.separate_async.num_warmup_batches": "2",
+    "trainer.v1.separate_async.parameter_sync_step": "1",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "3",
+    "actor_rollout_ref.rollout.nnodes": "1",
+    "actor_rollout_ref.rollout.n_gpus_per_node": "1",
+    "actor_rollout_ref.rollout.checkpoint_engine.backend": "file",
+    "ray_kwargs.ray_init.num_gpus": "2",
+    "ray_kwargs.ray_init.num_cpus": "12",
+}
+
+
+@pytest.mark.parametrize("mode", [COLOCATE, SEPARATE], ids=["colocate", "separate"])
+def test_stale_data_keep_the_log_probabilities_of_the_policies_that_they_are_of(mode, base, monkeypatch):  # noqa: F811
+    """AsyncWebRL: behaviour, proximal and current policy differ, requests go on with newer weights, staleness is
+    logged."""
+    monkeypatch.setenv("TOY_TOKENS", "48")
+    sizes = {"data.train_batch_size": "3", "data.max_response_length": "48"}
+    with VerlSession(settings(base, **sizes, **mode), recipe="asyncwebrl") as session:
         session.start_rollout()
-        first, *others = [session.step() for _ in range(5)]
-    assert first["actor/behave_weight"] == pytest.approx(1.0, abs=1e-4)
-    stale = [key for key in others[-1] if "staleness" in key]
-    assert stale and max(float(metrics[key]) for metrics in others for key in stale) >= 1
-    weights = [metrics["actor/behave_weight"] for metrics in others if "actor/behave_weight" in metrics]
+        first, *others = [session.step() for _ in range(6)]
+    assert first["actor/behave_weight"] == pytest.approx(1.0, abs=1e-3)
+    assert max(m["training/off_policy/trajectory_staleness_worst/max"] for m in others) >= 1
+    weights = [m["actor/behave_weight"] for m in others if "actor/behave_weight" in m]
     assert any(abs(weight - 1.0) > 1e-3 for weight in weights)  # the policy that played is not the one that is updated
-    assert all(metrics["actor/ratio"] == pytest.approx(1.0, abs=1e-4) for metrics in others if "actor/ratio" in metrics)
+    # The proximal policy is the one that starts the update: within it, nothing has moved yet.
+    assert all(m["actor/ratio"] == pytest.approx(1.0, abs=1e-4) for m in others if "actor/ratio" in m)
+    if mode is COLOCATE:  # an aborted request was resumed under newer weights
+        assert max(m["training/off_policy/trajectory_spans/max"] for m in others) >= 2
 
 
 STOCK = {

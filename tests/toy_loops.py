@@ -37,7 +37,7 @@ class ToyLoop(AgentLoopBase):
             answer = await self.server_manager.generate(
                 request_id=f"{sample['uid']}_{session}",
                 prompt_ids=ids,
-                sampling_params={**sampling_params, "max_tokens": 6, "seed": seed},
+                sampling_params={**sampling_params, "max_tokens": int(os.environ.get("TOY_TOKENS", "6")), "seed": seed},
             )
             even += sum(token % 2 == 0 for token in answer.token_ids)
             tokens += len(answer.token_ids)
