@@ -7,6 +7,7 @@ the training workers stay small; the trainer takes it from there.
 from __future__ import annotations
 
 import pickle
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +50,11 @@ def taken(validate: bool, keys: Sequence[str] | None = None) -> dict[str, Trajec
     if keys:
         tq.kv_clear(keys=keys, partition_id=partition(validate))
     return found
+
+
+def say(line: str) -> None:
+    """To the process's own standard output, where verl's may have been turned off."""
+    print(line, file=sys.__stdout__, flush=True)
 
 
 class RunLog:
@@ -95,7 +101,7 @@ class RunLog:
         if "step" in seconds:
             parts["other"] = max(0.0, seconds["step"] - sum(parts.values()))
         self.directory.log_metrics(line | self.per_task | {"seconds": parts})
-        print(one_line(line, self.recipe.train.updates), flush=True)
+        say(one_line(line, self.recipe.train.updates))
 
     def evaluation(self, update: int, updates: int) -> None:
         """The trajectories of one evaluation on held-out seeds; after the last update, the report as well."""
@@ -111,7 +117,7 @@ class RunLog:
         line |= {f"exit_status/{status}": statuses[status] for status in ExitStatus}
         self.directory.log_metrics(line | success_by_task(trajectories))
         self.directory.log_trajectories(update, phase, trajectories, None)
-        print(one_line(line), flush=True)
+        say(one_line(line))
         if phase == "after":
             plot_learning_curve(self.directory, self.directory.path / "learning_curve.png")
             write_report(self.directory, self.directory.path / "report.html")

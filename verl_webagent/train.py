@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,16 +134,17 @@ def run(config: DictConfig, verbose: bool = False) -> None:
     runner = TaskRunnerV1.__ray_metadata__.modified_class()
     OmegaConf.update(config, "transfer_queue.enable", True)
     OmegaConf.resolve(config)
-    tq.init(config.transfer_queue)
-    try:
-        runner.config = config
-        runner.trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
-        runner.trainer.init()
-        runner.init_agent_loop_manager()
-        runner.trainer.fit(runner.agent_loop_manager)
-    finally:
-        tq.close()
-        ray.shutdown()
+    with redirect_stdout(sys.stdout if verbose else open(os.devnull, "w")):
+        tq.init(config.transfer_queue)
+        try:
+            runner.config = config
+            runner.trainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config=config)
+            runner.trainer.init()
+            runner.init_agent_loop_manager()
+            runner.trainer.fit(runner.agent_loop_manager)
+        finally:
+            tq.close()
+            ray.shutdown()
 
 
 def last_checkpoint(out: Path) -> Path | None:
