@@ -4,6 +4,7 @@ workers computed is read back."""
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,11 +101,12 @@ class VerlSession:
         """One whole step of the trainer, rollout included, as `fit` does it; its metrics."""
         import transfer_queue as tq
 
-        trainer, metrics = self.trainer, {}
+        trainer, metrics, started = self.trainer, {}, time.perf_counter()
         trainer.timing_raw = {}
         trainer.on_step_begin()
         batch = trainer.step(metrics, trainer.timing_raw)
         trainer.on_step_end()
+        trainer.timing_raw["step"] = time.perf_counter() - started
         trainer._compute_metrics(batch, metrics, trainer.timing_raw, global_steps=trainer.global_steps, epoch=0)
         self.batch_keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
