@@ -245,6 +245,8 @@ def test_no_adapter_holds_a_formula_of_its_own():
     importing = 0
     for package in ("trl_webagent", "verl_webagent"):
         for path in sorted((root / package).rglob("*.py")) if (root / package).is_dir() else []:
+            if path.parent.name == "cpu":  # a rollout server samples: that is not a method's formula
+                continue
             tree = ast.parse(path.read_text())
             imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
             importing += "webagent_core.objectives" in imported

@@ -163,10 +163,11 @@ def test_a_state_of_another_version_is_refused():
 
 
 def test_describe_says_what_a_person_asks():
-    sampling = Sampling(load_recipe("arpo"))
+    recipe = load_recipe("arpo")
+    sampling = Sampling(recipe)
     sampling.replay.add(Stored("a", "miniwob/enter-text#4", 2, 1.0))
     text = sampling.describe()
-    assert "arpo: 0 of 20 updates done" in text
+    assert f"arpo: 0 of {recipe.train.updates} updates done" in text
     assert "replay: 1 successes of 1 tasks, at most 8 of one" in text
     assert "miniwob/enter-text#4: 1, of updates 3" in text
 

@@ -24,7 +24,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 from verl_webagent import stock_state
 from verl_webagent.estimators import STOCK
 from verl_webagent.recipe import recipe_of
-from verl_webagent.sessions import Columns, facts_of, plain, row_weights, sessions_of
+from verl_webagent.sessions import Columns, facts_of, plain, sessions_of
 from webagent_core.objectives import Objective
 
 
@@ -51,12 +51,13 @@ class SessionStatistics:
         sessions = sessions_of(batch.keys, batch.tags)
         facts = facts_of(self.objective, sessions, columns)
         plan = self.objective.plan(facts, update=global_steps - 1)
-        weights = row_weights(plan, sessions, columns.mask)
-        folded = []
-        for advantage, coefficient in zip(weights.advantages, weights.coefficients, strict=True):
-            row = torch.zeros(len(advantage))
-            row[-1] = coefficient * advantage.abs().max() * torch.sign(advantage.sum())
-            folded.append(row)
+        weights = [0.0] * len(batch)
+        for session, planned in zip(sessions, plan.trajectories, strict=True):
+            for row, weight in zip(session.rows, planned.rows, strict=True):
+                weights[row] = weight.coefficient * float(weight.advantage)
+        folded = [torch.zeros(len(mask)) for mask in columns.mask]
+        for row, weight in zip(folded, weights, strict=True):
+            row[-1] = weight
         scores = TensorDict(
             {"rm_scores": torch.nested.as_nested_tensor(folded, layout=torch.jagged)}, batch_size=len(batch)
         )
