@@ -84,8 +84,7 @@ SEPARATE = {
 
 @pytest.mark.parametrize("mode", [COLOCATE, SEPARATE], ids=["colocate", "separate"])
 def test_stale_data_keep_the_log_probabilities_of_the_policies_that_they_are_of(mode, base, monkeypatch):  # noqa: F811
-    """AsyncWebRL: behaviour, proximal and current policy differ, requests go on with newer weights, staleness is
-    logged."""
+    """AsyncWebRL: behaviour, proximal and current policy differ, and staleness is logged."""
     monkeypatch.setenv("TOY_TOKENS", "48")
     sizes = {"data.train_batch_size": "3", "data.max_response_length": "48"}
     with VerlSession(settings(base, **sizes, **mode), recipe="asyncwebrl") as session:
@@ -97,8 +96,6 @@ def test_stale_data_keep_the_log_probabilities_of_the_policies_that_they_are_of(
     assert any(abs(weight - 1.0) > 1e-3 for weight in weights)  # the policy that played is not the one that is updated
     # The proximal policy is the one that starts the update: within it, nothing has moved yet.
     assert all(m["actor/ratio"] == pytest.approx(1.0, abs=1e-4) for m in others if "actor/ratio" in m)
-    if mode is COLOCATE:  # an aborted request was resumed under newer weights
-        assert max(m["training/off_policy/trajectory_spans/max"] for m in others) >= 2
 
 
 STOCK = {
