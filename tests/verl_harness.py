@@ -75,7 +75,7 @@ class VerlSession:
         self.trainer = get_trainer_cls(self.config.trainer.v1.trainer_mode)(config=self.config)
         self.trainer.init()
         self.trainer.global_steps = 1
-        self.trainer.curr_step_profile = False
+        self.trainer.prev_step_profile = self.trainer.curr_step_profile = self.trainer.next_step_profile = False
         self.watch_gradients()
         self.runner = TaskRunnerV1.__ray_metadata__.modified_class()
         self.runner.config, self.runner.trainer = self.config, self.trainer
