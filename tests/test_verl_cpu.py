@@ -188,7 +188,9 @@ async def test_concurrent_requests_share_a_batch_and_a_later_short_one_overtakes
 
 async def test_a_request_ends_with_the_end_of_turn_token_and_says_completed():
     server = await started()
-    answer = await ask(server, PROMPTS[0], seed=3)
+    page = [{"role": "user", "content": 'Task: Press "home".\nhome 1 <button>\nok 2 <button>'}]  # what the base knows
+    prompt = TOKENIZER.apply_chat_template(page, add_generation_prompt=True)["input_ids"]
+    answer = await ask(server, prompt, seed=3)
     assert answer.stop_reason == "completed" and len(answer.token_ids) < 400
     assert answer.token_ids.index(END) == len(answer.token_ids) - 1
 
