@@ -4,6 +4,7 @@ workers computed is read back."""
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -50,7 +51,7 @@ class VerlSession:
                 "+ray_kwargs.ray_init.logging_level=error",
                 "trainer.resume_mode=disable",
                 "webagent.out=null",
-                "trainer.default_local_dir=/tmp/unused",
+                f"trainer.default_local_dir={Path(tempfile.gettempdir()) / 'unused'}",
                 *overrides,
             ],
             recipe,
