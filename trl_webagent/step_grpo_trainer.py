@@ -179,20 +179,28 @@ class StepGRPOTrainer(GRPOTrainer):
 
     def _plan(self) -> tuple[Plan, int]:
         """The objective's plan over the trajectories of all ranks, and the index of this rank's first."""
-        facts = [(t.group, [len(step.response_ids) for step in t.steps]) for t in self._trajectories]
-        everyone = gather_object(facts)
-        plan = self.objective.plan(
-            [
-                TrajectoryFacts(
-                    group=group,
-                    reward=None if math.isnan(reward) else reward,
-                    valid=not math.isnan(reward),
-                    tokens=tokens,
-                )
-                for (group, tokens), reward in zip(everyone, self._rewards, strict=True)
-            ]
-        )
-        return plan, self.accelerator.process_index * len(facts)
+        mine = self._facts()
+        plan = self.objective.plan(gather_object(mine), update=self._batches_before())
+        return plan, self.accelerator.process_index * len(mine)
+
+    def _facts(self) -> list[TrajectoryFacts]:
+        """What the plan is made from, of this rank's trajectories."""
+        first = self.accelerator.process_index * len(self._trajectories)
+        rewards = self._rewards[first : first + len(self._trajectories)]
+        return [
+            TrajectoryFacts(
+                group=trajectory.group,
+                reward=None if math.isnan(reward) else reward,
+                valid=not math.isnan(reward),
+                tokens=[len(step.response_ids) for step in trajectory.steps],
+            )
+            for trajectory, reward in zip(self._trajectories, rewards, strict=True)
+        ]
+
+    def _batches_before(self) -> int:
+        """Batches of trajectories that were trained on before the one at hand."""
+        micro_batches = self.state.global_step * self.args.gradient_accumulation_steps
+        return micro_batches // (self.args.steps_per_generation * self.num_iterations)
 
     def _rows(self, trajectories: list[Any]) -> dict[str, Any]:
         """Phase 2: the rows that take part in the loss, laid out for stock buffering, shuffling and splitting."""
@@ -205,38 +213,42 @@ class StepGRPOTrainer(GRPOTrainer):
                     steps.append(step)
                     rows.append(row)
         count = len(rows)
-        device, pad_id = self.accelerator.device, self._tokenizer.pad_token_id
-        prompts = [torch.tensor(step.prompt_ids) for step in steps]
-        responses = [torch.tensor(step.response_ids) for step in steps]
         # Every rank must take part in the same passes, and stock splitting drops what does not divide: fill up with
         # rows of coefficient 0.
         chunks = self.args.steps_per_generation if self.model.training else 1
         wanted = max(gather_object([max(count, 1)]))
-        for _ in range(math.ceil(wanted / chunks) * chunks - count):
-            prompts.append(torch.tensor([pad_id]))
-            responses.append(torch.tensor([pad_id]))
-        filler = len(prompts) - count
-        batch: dict[str, Any] = {
-            "prompt_ids": pad(prompts, pad_id, "left"),
-            "prompt_mask": pad([torch.ones_like(ids) for ids in prompts], 0, "left"),
-            "completion_ids": pad(responses, pad_id, "right"),
-            "completion_mask": pad([torch.ones_like(ids) for ids in responses], 0, "right"),
-            "coefficients": torch.tensor([row.coefficient for row in rows] + [0.0] * filler),
-            "advantages": self._advantages(rows, responses),
-        }
-        batch = {name: tensor.to(device) for name, tensor in batch.items()}
+        filler = math.ceil(wanted / chunks) * chunks - count
+        batch = self._tokens(steps, filler)
+        lengths = batch["completion_mask"].sum(1).tolist()
+        coefficients = torch.tensor([row.coefficient for row in rows] + [0.0] * filler)
+        batch["coefficients"] = coefficients.to(self.accelerator.device)
+        batch["advantages"] = self._advantages(rows, lengths).to(self.accelerator.device)
         mode = "train" if self.model.training else "eval"
         self._metrics[mode]["rows"].append(float(sum(gather_object([count]))))
         batch.update(self._stored_logps(batch))
         return batch
 
+    def _tokens(self, steps: list[Step], filler: int = 0) -> dict[str, torch.Tensor]:
+        """Prompts and responses of steps, padded, with `filler` rows of one token behind them."""
+        pad_id = self._tokenizer.pad_token_id
+        nothing = [torch.tensor([pad_id])] * filler
+        prompts = [torch.tensor(step.prompt_ids, dtype=torch.long) for step in steps] + nothing
+        responses = [torch.tensor(step.response_ids, dtype=torch.long) for step in steps] + nothing
+        batch = {
+            "prompt_ids": pad(prompts, pad_id, "left"),
+            "prompt_mask": pad([torch.ones_like(ids) for ids in prompts], 0, "left"),
+            "completion_ids": pad(responses, pad_id, "right"),
+            "completion_mask": pad([torch.ones_like(ids) for ids in responses], 0, "right"),
+        }
+        return {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
+
     @staticmethod
-    def _advantages(rows: list[Any], responses: list[torch.Tensor]) -> torch.Tensor:
-        """(M,), or (M, L) for a method that tells tokens apart; `responses` beyond `rows` are filler."""
-        advantages = [row.advantage for row in rows] + [0.0] * (len(responses) - len(rows))
+    def _advantages(rows: list[Any], lengths: list[int]) -> torch.Tensor:
+        """(M,), or (M, L) for a method that tells tokens apart; `lengths` of responses beyond `rows` are filler's."""
+        advantages = [row.advantage for row in rows] + [0.0] * (len(lengths) - len(rows))
         if not any(isinstance(advantage, torch.Tensor) for advantage in advantages):
             return torch.tensor(advantages)
-        per_token = [torch.as_tensor(a).float().expand(len(ids)) for a, ids in zip(advantages, responses, strict=True)]
+        per_token = [torch.as_tensor(a).float().expand(m) for a, m in zip(advantages, lengths, strict=True)]
         return pad(per_token, 0.0, "right")
 
     @torch.no_grad()
