@@ -24,6 +24,7 @@ from webagent_core.episode.contexts import (
     Budget,
     ContextManager,
     ContextOverflow,
+    Fit,
     HiconAgentContext,
     OpenWebRLContext,
     PlaceholderContext,
@@ -360,7 +361,7 @@ class Plain(ContextManager):
         return self.chat(*turns, {"role": "user", "content": page})
 
 
-def corpus(given_input: dict) -> tuple[list[dict], str | None]:
+def corpus(given_input: dict) -> Fit:
     steps = [Step("", "", [], response=lines(1, tokens)) for tokens in given_input["history"]]
     budget = Budget(words, given_input["budget"], given_input["reserve_for_answer"])
     return budget.fit(Plain(lines(1, given_input["system"])), "", steps, lines(given_input["observation"]))
@@ -368,7 +369,7 @@ def corpus(given_input: dict) -> tuple[list[dict], str | None]:
 
 def test_page_over_budget_case_of_the_corpus():
     given_input, expected = case(3)
-    chat, cut = corpus(given_input)
+    chat, cut, _ = corpus(given_input)
     page = chat[-1]["content"]
     assert len(page.split()) <= expected["observation_max"] and words(chat) <= 800
     assert len(page.split()) > expected["observation_max"] - 5  # and no more was cut than needed
@@ -378,7 +379,7 @@ def test_page_over_budget_case_of_the_corpus():
 
 def test_history_over_budget_case_of_the_corpus():
     given_input, expected = case(4)
-    chat, cut = corpus(given_input)
+    chat, cut, _ = corpus(given_input)
     kept = expected["history_kept_from_end"]
     assert [len(m["content"].split()) for m in chat] == [100, *[200] * kept, 150]
     assert cut == "the oldest 2 of 3 steps"
@@ -387,13 +388,13 @@ def test_history_over_budget_case_of_the_corpus():
 def test_what_fits_is_not_touched():
     for name, context in CONTEXTS.items():
         budget = Budget(words, 1000)
-        chat, cut = budget.fit(context(), "Buy tea", THREE, "page", jpeg(4))
+        chat, cut, _ = budget.fit(context(), "Buy tea", THREE, "page", jpeg(4))
         assert cut is None and chat == context().messages("Buy tea", THREE, "page", jpeg(4)), name
 
 
 def test_the_page_keeps_half_the_room_and_history_goes_for_it():
     steps = [Step("", "", [], response=lines(1, 10)) for _ in range(20)]
-    chat, cut = Budget(words, 100).fit(Plain(), "", steps, lines(5000))
+    chat, cut, _ = Budget(words, 100).fit(Plain(), "", steps, lines(5000))
     # 100 less the last step (10) and the marker (3) leaves 87, of which the page has at least 43: five steps stay.
     assert cut == "the oldest 15 of 20 steps; the last 4953 of 5000 lines of the page" and words(chat) == 100
 
@@ -402,7 +403,7 @@ def test_each_rule_cuts_in_its_own_order():
     steps = [step(number) for number in range(1, 6)]
 
     def cut(context: ContextManager, tokens: int) -> tuple[list[int], str | None]:
-        chat, said = Budget(words, tokens).fit(context, "g", steps, "", jpeg(6))
+        chat, said, _ = Budget(words, tokens).fit(context, "g", steps, "", jpeg(6))
         return pictures(chat), said
 
     whole = words(UITarsContext().messages("g", steps, "", jpeg(6)))
@@ -436,7 +437,7 @@ def test_thirty_steps_on_large_pages_never_exceed_the_budget(name, limit, reserv
     for number, (said, seen) in enumerate(sizes, 1):
         page, told = lines(seen, width), "the button is grey" if number % 3 == 0 else None
         try:
-            chat, cut = budget.fit(context, "Buy green tea", steps, page, jpeg(number))
+            chat, cut, _ = budget.fit(context, "Buy green tea", steps, page, jpeg(number))
         except ContextOverflow as error:
             assert re.search(rf"a prompt of \d+ tokens.*, {limit} fit|more than 15 screenshots", str(error))
             return
@@ -457,7 +458,7 @@ def test_thirty_steps_on_large_pages_never_exceed_the_budget(name, limit, reserv
 
 
 def test_a_page_of_one_endless_line_is_left_out_whole():
-    chat, cut = Budget(words, 50).fit(WebRLContext(), "g", [], "w " * 5000)
+    chat, cut, _ = Budget(words, 50).fit(WebRLContext(), "g", [], "w " * 5000)
     assert chat[0]["content"] == "Task: g\nPage:\n[page cut here]" and cut == "the last 1 of 1 lines of the page"
 
 

@@ -21,6 +21,7 @@ from trl_webagent.step_grpo_config import StepGRPOConfig
 from trl_webagent.step_grpo_trainer import StepGRPOTrainer
 from trl_webagent.warm_up import cpu_arguments, warm_up
 from webagent_core.episode.browser_rollout import BrowserRollout, settings_of
+from webagent_core.episode.contexts import chat_counter
 from webagent_core.episode.rollout import GenerateBatch
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.policy.tiny import start_of
@@ -49,7 +50,8 @@ class Run:
     def go(self) -> None:
         recipe, started = self.recipe, time.monotonic()
         self.directory.write_config(recipe.resolved())
-        with BrowserRollout(**settings_of(recipe)) as self.rollout:
+        count_tokens = chat_counter(AutoTokenizer.from_pretrained(start_of(recipe)))
+        with BrowserRollout(**settings_of(recipe, count_tokens)) as self.rollout:
             pool = self.rollout.pool
             self.console.say(
                 f"{recipe.type}, {recipe.preset} preset: Chromium {pool.browser_version}, {pool.pages} pages, "

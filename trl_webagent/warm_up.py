@@ -25,6 +25,7 @@ import webagent_core
 from trl_webagent.console import Console, StepBar, be_quiet, quiet
 from webagent_core.command_line import overrides_of, parser
 from webagent_core.episode.browser_rollout import BrowserRollout, settings_of
+from webagent_core.episode.contexts import chat_counter
 from webagent_core.policy.demonstrations import gather
 from webagent_core.policy.made_up_pages import MadeUpPages, words_of
 from webagent_core.policy.tiny import start_of
@@ -123,8 +124,13 @@ def _demonstrations(recipe: Recipe, rollout: BrowserRollout, console: Console) -
     """The demonstrated episodes, as {goal, pages, rows}; rows are prompt and completion of each step."""
     settings, seed = recipe.policy.warm_up, recipe.train.seed
     pages = [version("miniwob"), rollout.pool.browser_version]
+    rules = [recipe.type, recipe.context and recipe.context.model_dump(), recipe.policy.system_prompt]
+    bounds = recipe.rollout.model_dump(include={"max_steps", "max_context_tokens", "max_response_tokens"})
     key = _hash(
         ["browser", "episode", "tasks"],
+        rules,
+        bounds,
+        _files_of(start_of(recipe)),  # whose tokens are counted
         recipe.tasks.model_dump(),
         settings.demonstrations,
         settings.mistakes,
@@ -182,7 +188,8 @@ def main() -> None:
     recipe = load_recipe(arguments.recipe_folder, arguments.preset, arguments.profile, overrides_of(arguments))
     arguments.link.parent.mkdir(parents=True, exist_ok=True)
     arguments.link.unlink(missing_ok=True)
-    with BrowserRollout(**settings_of(recipe)) as rollout:
+    count_tokens = chat_counter(AutoTokenizer.from_pretrained(start_of(recipe)))
+    with BrowserRollout(**settings_of(recipe, count_tokens)) as rollout:
         arguments.link.symlink_to(warm_up(recipe, rollout, Console()).resolve())
 
 

@@ -7,7 +7,9 @@ a time; the others wait for a page.
 from __future__ import annotations
 
 import asyncio
+import copy
 import zlib
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -16,6 +18,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 
 from verl_webagent.recipe import recipe_of
 from webagent_core.episode.browser_rollout import open_runner, settings_of
+from webagent_core.episode.contexts import CountTokens
 from webagent_core.episode.runner import ContextOverflow, EpisodeRunner, Response
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.recipe import Recipe
@@ -32,10 +35,11 @@ class Browser:
         self._stack = AsyncExitStack()
         self._runner: EpisodeRunner | None = None
 
-    async def runner(self, recipe: Recipe) -> EpisodeRunner:
+    async def runner(self, recipe: Recipe, counter: Callable[[], CountTokens]) -> EpisodeRunner:
         async with self._lock:
             if self._runner is None:
-                self._runner = await self._stack.enter_async_context(open_runner(**settings_of(recipe)))
+                settings = settings_of(recipe, counter())
+                self._runner = await self._stack.enter_async_context(open_runner(**settings))
             return self._runner
 
 
@@ -71,7 +75,7 @@ class WebAgentLoop(AgentLoopBase):
             text = self.tokenizer.decode(ids, skip_special_tokens=True)
             return Response(text, prompt_ids, ids, "stop" if len(ids) < room else self._reason(ids))
 
-        runner = await _browser.runner(recipe)
+        runner = await _browser.runner(recipe, self._counter)
         trajectory = await runner.run(task, generate)
         return self._rows(trajectory, calls, sample)
 
@@ -80,6 +84,11 @@ class WebAgentLoop(AgentLoopBase):
         return await self.loop.run_in_executor(
             None, lambda: list(self.continuous_token_builder.build_initial_tokens(messages))
         )
+
+    def _counter(self) -> CountTokens:
+        """Counts what `_prompt_ids` makes of a chat; with a copy, as that one tokenises in other threads."""
+        builder = copy.deepcopy(self.continuous_token_builder)
+        return lambda messages: len(builder.build_initial_tokens(messages))
 
     def _reason(self, ids: list[int]) -> str:
         return "stop" if ids and ids[-1] == self.tokenizer.eos_token_id else "length"

@@ -132,6 +132,8 @@ class Policy(Section):
     # "tiny" (webagent_core.policy), or the folder or hub name of a model. Without a profile it is left to you.
     model: str | None = None
     system_prompt: bool = True  # explain the notation of pages and the actions; a tiny policy learns them in warm-up
+    # What the numbers of a policy that acts at points of a screenshot mean (`CoordinateSpace`). Qwen3-VL: norm1000.
+    coordinates: Literal["norm1000", "norm999", "norm1", "pixel", "resized_abs"] = "norm1000"
     lora: Lora | None = None
     warm_up: WarmUp | None = None
 
@@ -160,7 +162,8 @@ class Browser(Section):
 class Context(Section):
     """What of the past stays in the prompt."""
 
-    history_screenshots: Count | None = None
+    observation: Literal["screenshot", "text"] | None = None  # text: the page's text wherever a picture would stand
+    history_screenshots: Count | None = None  # pages that the prompt shows, the newest included
     max_pixels: Count | None = None  # per screenshot
 
 

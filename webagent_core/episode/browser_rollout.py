@@ -8,7 +8,15 @@ from typing import Any
 
 from webagent_core.browser.page import PageLimits
 from webagent_core.browser.pool import BrowserPool
-from webagent_core.episode.contexts import SYSTEM_PROMPT, PlaceholderContext
+from webagent_core.episode.actions import CoordinateSpace
+from webagent_core.episode.contexts import (
+    Budget,
+    ContextManager,
+    CountTokens,
+    PlaceholderContext,
+    ScreenshotContext,
+    context_for,
+)
 from webagent_core.episode.rollout import EventLoopThread, GenerateBatch, Progress, play
 from webagent_core.episode.runner import Context, EpisodeLimits, EpisodeRunner
 from webagent_core.episode.trajectory import Trajectory
@@ -17,16 +25,27 @@ from webagent_core.tasks.miniwob import MiniWoB
 from webagent_core.tasks.task import Task
 
 
-def settings_of(recipe: Recipe) -> dict[str, Any]:
-    """The arguments of `open_runner` and `BrowserRollout` that a recipe states."""
-    browser, rollout = recipe.browser, recipe.rollout
+def settings_of(recipe: Recipe, count_tokens: CountTokens) -> dict[str, Any]:
+    """The arguments of `open_runner` and `BrowserRollout` that a recipe states.
+
+    Args:
+        count_tokens: of a chat as the recipe's policy gets it: `chat_counter(tokenizer)`.
+    """
+    browser, rollout, context = recipe.browser, recipe.rollout, context_for(recipe)
     return {
         "pages": browser.pages,
-        "context": PlaceholderContext(SYSTEM_PROMPT if recipe.policy.system_prompt else None),
+        "context": context,
+        "budget": Budget(count_tokens, rollout.max_context_tokens, rollout.max_response_tokens),
+        "coordinates": CoordinateSpace(recipe.policy.coordinates) if sees_pictures(context) else None,
         "limits": EpisodeLimits(rollout.max_steps, browser.episode_timeout, rollout.max_format_errors),
         "page_limits": PageLimits(load_seconds=browser.navigation_timeout, action_seconds=browser.action_timeout),
         "viewport": tuple(browser.viewport),
     }
+
+
+def sees_pictures(context: ContextManager) -> bool:
+    """Whether the policy is shown screenshots, and acts at their points."""
+    return isinstance(context, ScreenshotContext) and context.observation == "screenshot"
 
 
 @asynccontextmanager
@@ -38,12 +57,17 @@ async def open_runner(
     page_limits: PageLimits | None = None,
     viewport: tuple[int, int] | None = None,
     screenshots: bool = True,
+    budget: Budget | None = None,
+    coordinates: CoordinateSpace | None = None,
 ) -> AsyncIterator[EpisodeRunner]:
     """A runner on the calling event loop; call its `run` as often and as concurrently as you like.
 
     Args:
         pages: episodes at a time; more of them wait for a page.
         viewport: width and height in pixels; None: what the task set asks for.
+        screenshots: take them. A context that shows pictures needs them, others leave them to reports and judges.
+        budget: cuts the context's chats to what fits.
+        coordinates: the policy acts at points, in this space; None: on elements.
     """
     with MiniWoB() as task_set:
         pool = BrowserPool(
@@ -55,7 +79,8 @@ async def open_runner(
             init_script=task_set.init_script,
         )
         async with pool:
-            yield EpisodeRunner(pool, task_set, context or PlaceholderContext(), limits or EpisodeLimits(), screenshots)
+            context, limits = context or PlaceholderContext(), limits or EpisodeLimits()
+            yield EpisodeRunner(pool, task_set, context, limits, screenshots, budget, coordinates)
 
 
 class BrowserRollout:

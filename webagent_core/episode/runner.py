@@ -12,7 +12,7 @@ from webagent_core.browser.errors import ActionFailed, BrowserError
 from webagent_core.browser.page import Observation, WebPage
 from webagent_core.browser.pool import BrowserPool
 from webagent_core.episode.actions import Action, CoordinateSpace, FormatError, parse_action, parse_coordinate_action
-from webagent_core.episode.contexts import Budget, ContextManager, ContextOverflow
+from webagent_core.episode.contexts import Budget, ContextManager, ContextOverflow, Fit
 from webagent_core.episode.pictures import shown_size
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 from webagent_core.tasks.task import Outcome, Task, TaskSet
@@ -29,6 +29,7 @@ class Response:
 
 
 Generate = Callable[[list[dict]], Awaitable[Response]]
+Watch = Callable[[Observation], None]
 
 
 class Context(Protocol):
@@ -63,15 +64,19 @@ class EpisodeRunner:
         if self.coordinates and not self.screenshots:
             raise ValueError("screenshots = False is not allowed with coordinates: points are points of a screenshot")
 
-    async def run(self, task: Task, generate: Generate) -> Trajectory:
+    async def run(self, task: Task, generate: Generate, watch: Watch | None = None) -> Trajectory:
         """Play `task`. Whatever happens on the way is in the trajectory's exit status; errors of `generate` pass
-        through."""
+        through.
+
+        Args:
+            watch: gets each page before the policy is asked, for one that acts on more than the chat: a demonstrator.
+        """
         for attempt in range(self.limits.open_attempts):
             trajectory = Trajectory(task=task.name, seed=task.seed, group=task.group)
             started = time.monotonic()
             try:
                 async with self.pool.page() as page:
-                    await self._play(page, task, trajectory, generate)
+                    await self._play(page, task, trajectory, generate, watch)
             except BrowserError as error:
                 trajectory.exit_status = ExitStatus.ENV_ERROR
                 trajectory.reward = None
@@ -83,14 +88,16 @@ class EpisodeRunner:
                 await asyncio.sleep(0.2 * 2**attempt)
         return trajectory
 
-    async def _play(self, page: WebPage, task: Task, trajectory: Trajectory, generate: Generate) -> None:
+    async def _play(
+        self, page: WebPage, task: Task, trajectory: Trajectory, generate: Generate, watch: Watch | None
+    ) -> None:
         trajectory.goal = await self.task_set.open(page, task)
         await page.settle()
         outcome = Outcome(done=False)
         try:
             async with asyncio.timeout(self.limits.seconds) as limit:
                 while trajectory.exit_status is None:
-                    await self._step(page, trajectory, generate)
+                    await self._step(page, trajectory, generate, watch)
                     await page.settle()
                     outcome = await self.task_set.outcome(page)
                     if outcome.done:
@@ -106,10 +113,12 @@ class EpisodeRunner:
         trajectory.reward = outcome.reward if outcome.done else 0.0
         trajectory.detail = trajectory.detail or outcome.detail
 
-    async def _step(self, page: WebPage, trajectory: Trajectory, generate: Generate) -> None:
+    async def _step(self, page: WebPage, trajectory: Trajectory, generate: Generate, watch: Watch | None) -> None:
         """One model call and the action that follows. Sets the exit status if the episode ends with it."""
         seen = await page.observe(skip=self.task_set.unread, screenshot=self.screenshots)
-        messages, cut = self._prompt(trajectory, seen)
+        if watch:
+            watch(seen)
+        messages, cut, shown = self._prompt(trajectory, seen)
         response = await generate(messages)
         action = self._parse(response, seen)
         step = Step(
@@ -121,6 +130,7 @@ class EpisodeRunner:
             prompt_ids=response.prompt_ids,
             response_ids=response.response_ids,
             cut=cut,
+            shown=shown,
         )
         trajectory.steps.append(step)
         if isinstance(action, FormatError):
@@ -141,14 +151,13 @@ class EpisodeRunner:
         if trajectory.exit_status is None and len(trajectory.steps) >= self.limits.max_steps:
             trajectory.exit_status = ExitStatus.STEP_LIMIT
 
-    def _prompt(self, trajectory: Trajectory, seen: Observation) -> tuple[list[dict], str | None]:
-        """The chat, and what was cut to make it fit."""
+    def _prompt(self, trajectory: Trajectory, seen: Observation) -> Fit:
         goal, steps = trajectory.goal, trajectory.steps
         if not isinstance(self.context, ContextManager):
-            return self.context.messages(goal, steps, seen.text), None
+            return Fit(self.context.messages(goal, steps, seen.text))
         if self.budget:
             return self.budget.fit(self.context, goal, steps, seen.text, seen.screenshot)
-        return self.context.messages(goal, steps, seen.text, seen.screenshot), None
+        return Fit(self.context.messages(goal, steps, seen.text, seen.screenshot))
 
     def _parse(self, response: Response, seen: Observation) -> Action | FormatError:
         if self.coordinates is None:

@@ -40,6 +40,7 @@ class Step:
     prompt_ids: list[int] = field(default_factory=list)  # exactly the tokens the policy was given ...
     response_ids: list[int] = field(default_factory=list)  # ... and gave back, never re-tokenised
     cut: str | None = None  # what the chat lacks because it would not have fitted (see `contexts.Budget`)
+    shown: str | None = None  # the page's text as the chat had it, where it was cut
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Trajectory:
     steps: list[Step] = field(default_factory=list)
     exit_status: ExitStatus | None = None  # None while it runs
     reward: float | None = None  # None: not scored
+    outcome: float | None = None  # what the task came to, where the reward holds more than that; None: it is the reward
     answer: str | None = None  # text of stop("...")
     detail: str = ""  # for people: the error behind an env_error, the page's own reason for a failure
     seconds: float = 0.0
@@ -76,4 +78,4 @@ class Trajectory:
 
     @property
     def success(self) -> bool:
-        return self.valid and self.reward is not None and self.reward >= 1.0
+        return self.valid and (self.reward if self.outcome is None else self.outcome) >= 1.0

@@ -31,12 +31,12 @@ async def _gather(
     runner: EpisodeRunner, tasks: Sequence[Task], mistakes: float, seed: int, progress: Progress | None
 ) -> list[Trajectory]:
     async def one(task: Task) -> Trajectory:
-        rng = random.Random(f"{seed}/{task.group}")
+        rng, pages = random.Random(f"{seed}/{task.group}"), []
 
         async def answer(chat: list[dict]) -> Response:
-            return Response(demonstrate(task.name, goal_of(chat), chat[-1]["content"], mistakes, rng))
+            return Response(demonstrate(task.name, goal_of(chat), pages[-1].text, mistakes, rng))
 
-        trajectory = await runner.run(task, answer)
+        trajectory = await runner.run(task, answer, watch=pages.append)
         if progress:
             progress(trajectory)
         return trajectory

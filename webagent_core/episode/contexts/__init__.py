@@ -15,7 +15,7 @@ from webagent_core.episode.contexts.base import (
     ScreenshotContext,
     goal_of,
 )
-from webagent_core.episode.contexts.budget import Budget, chat_counter
+from webagent_core.episode.contexts.budget import Budget, CountTokens, Fit, chat_counter
 from webagent_core.episode.contexts.hiconagent import HiconAgentContext
 from webagent_core.episode.contexts.openwebrl import OpenWebRLContext
 from webagent_core.episode.contexts.uitars import UITarsContext
@@ -45,9 +45,9 @@ CONTEXTS: dict[str, type[ContextManager]] = {  # by type of recipe
 
 def context_for(recipe: Recipe) -> ContextManager:
     """The context of a recipe's paper, with the settings of the recipe's own `context` section."""
-    context = CONTEXTS[recipe.type]
-    settings = recipe.context.model_dump(exclude_none=True) if recipe.context else {}
-    return context(context.prompt if recipe.policy.system_prompt else None, **settings)
+    context = CONTEXTS[recipe.type](**(recipe.context.model_dump(exclude_none=True) if recipe.context else {}))
+    context.system = context.prompt if recipe.policy.system_prompt else None
+    return context
 
 
 __all__ = [
@@ -60,6 +60,8 @@ __all__ = [
     "Budget",
     "ContextManager",
     "ContextOverflow",
+    "CountTokens",
+    "Fit",
     "HiconAgentContext",
     "OpenWebRLContext",
     "PlaceholderContext",

@@ -19,7 +19,7 @@ class ARPOContext(ScreenshotContext):
     def render(self, goal: str, steps: Sequence[Step], page: str, screenshot: bytes | None, less: int) -> list[dict]:
         if len(steps) >= self.history_screenshots:
             raise ContextOverflow(f"step {len(steps) + 1} would show more than {self.history_screenshots} screenshots")
-        return self.conversation(task(goal), steps, screenshot, len(steps) + 1)
+        return self.conversation(task(goal), steps, self.now(page, screenshot), len(steps) + 1)
 
     def most_less(self, steps: Sequence[Step]) -> int:
         return 0

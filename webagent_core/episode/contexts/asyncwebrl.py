@@ -18,16 +18,18 @@ class AsyncWebRLContext(ScreenshotContext):
     With less room the oldest rounds go, never the last response.
     """
 
-    prompt = SCREENSHOT_PROMPT + (
+    asks = (
         "\nBefore the action write a line `Memory: ...` with all that you will need later: of what you did you will see"
         " nothing but your last answer."
     )
+    prompt = SCREENSHOT_PROMPT + asks
 
     def render(self, goal: str, steps: Sequence[Step], page: str, screenshot: bytes | None, less: int) -> list[dict]:
         rounds = steps[max(0, len(steps) - self._kept) :][less:]
+        now = self.now(page, screenshot)
         if self.history_screenshots > 1 or not rounds:
-            return self.conversation(task(goal), rounds, screenshot, self.history_screenshots)
-        return self.chat(self.turn(task(goal)), answer(rounds[-1].response), self.turn("", screenshot))
+            return self.conversation(task(goal), rounds, now, self.history_screenshots)
+        return self.chat(self.turn(task(goal)), answer(rounds[-1].response), self.turn(now))
 
     def most_less(self, steps: Sequence[Step]) -> int:
         return max(0, min(len(steps), self._kept) - 1)

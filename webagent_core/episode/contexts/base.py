@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Literal, get_args
 
-from webagent_core.episode.actions import COORDINATE_GRAMMAR, GRAMMAR, coordinate_thought_of
+from webagent_core.episode.actions import COORDINATE_GRAMMAR, GRAMMAR, coordinate_thought_of, thought_of
 from webagent_core.episode.pictures import picture_part
 from webagent_core.episode.trajectory import Step
 
@@ -23,6 +24,12 @@ You carry out a task on a web page, one action at a time. The page is given as a
 from its left upper corner.
 Think briefly, then end your answer with one line `Action: ...` that holds exactly one of these actions:
 {COORDINATE_GRAMMAR}"""
+
+CUT_HERE = "[page cut here]"  # as the observation itself ends where the page is too large for it
+# Stands where a page was. For text, WebAgent-R1's own words: one token of the tiny policy.
+LEFT_OUT = {"screenshot": "Screenshot left out", "text": "Simplified HTML"}
+
+Seen = Literal["screenshot", "text"]
 
 
 class ContextOverflow(Exception):
@@ -74,50 +81,77 @@ class ContextManager:
 
 
 class ScreenshotContext(ContextManager):
-    """A context that shows pictures and no text of the page. Message contents are lists of parts: text, image.
+    """A context whose paper shows screenshots, and no text of the page. Contents are lists of parts: text, image.
+
+    With `observation="text"`, for a policy without eyes, the page's text stands wherever the paper shows a picture, and
+    the policy acts on elements. What stays and what goes is the same rule; contents are plain strings.
 
     Args:
         system: see `ContextManager`.
-        history_screenshots: how many screenshots a chat shows, the newest included; None: the paper's number.
+        history_screenshots: how many pages a chat shows, the newest included; None: the paper's number.
         max_pixels: a larger screenshot is made smaller.
+        observation: "screenshot" or "text".
     """
 
+    asks = ""  # what `prompt` says behind the grammar
     prompt = SCREENSHOT_PROMPT
     shows_page = False
     paper_screenshots = 1
 
     def __init__(
-        self, system: str | None = None, history_screenshots: int | None = None, max_pixels: int | None = None
+        self,
+        system: str | None = None,
+        history_screenshots: int | None = None,
+        max_pixels: int | None = None,
+        observation: Seen = "screenshot",
     ) -> None:
         super().__init__(system)
         self.history_screenshots = self.paper_screenshots if history_screenshots is None else history_screenshots
         if self.history_screenshots < 1:
             raise ValueError(f"history_screenshots = {self.history_screenshots} is not allowed: at least 1, the newest")
+        if observation not in get_args(Seen):
+            raise ValueError(f"observation = {observation!r} is not allowed: one of {', '.join(get_args(Seen))}")
         self.max_pixels = max_pixels
+        self.observation = observation
+        self.shows_page = observation == "text"
+        if self.shows_page:
+            self.prompt = SYSTEM_PROMPT + self.asks
 
-    def turn(self, text: str, *screenshots: bytes | None) -> dict:
-        """A user turn: what there is to say, then what there is to see."""
-        if any(screenshot is None for screenshot in screenshots):
+    def now(self, page: str, screenshot: bytes | None) -> str | bytes | None:
+        """What the policy sees of the page as it is."""
+        return page if self.shows_page else screenshot
+
+    def seen(self, step: Step) -> str | bytes | None:
+        """What it saw at a step: a page that was cut to fit stays as it was shown."""
+        return self.now(inert(step.observation) if step.shown is None else step.shown, step.screenshot)
+
+    def thought(self, step: Step) -> str:
+        """What the step's response says before its action."""
+        return _thought(step.response, self.shows_page)
+
+    def turn(self, *parts: str | bytes | None) -> dict:
+        """A user turn: what there is to say and to see, in this order."""
+        if None in parts:
             raise ValueError(f"screenshot = None is not allowed: {type(self).__name__} shows pictures of the page")
-        parts = [picture_part(screenshot, self.max_pixels) for screenshot in screenshots]
-        return {"role": "user", "content": [{"type": "text", "text": text}] * bool(text) + parts}
+        if self.shows_page:
+            return {"role": "user", "content": "\n".join(parts)}
+        content = [
+            {"type": "text", "text": part} if isinstance(part, str) else picture_part(part, self.max_pixels)
+            for part in parts
+        ]
+        return {"role": "user", "content": content}
 
-    def conversation(self, head: str, steps: Sequence[Step], screenshot: bytes | None, pictures: int) -> list[dict]:
-        """One turn a step, screenshot and response, and the newest screenshot; `head` is said in the first turn.
+    def conversation(self, head: str, steps: Sequence[Step], now: str | bytes | None, pages: int) -> list[dict]:
+        """One turn a step, page and response, and the page as it is; `head` is said in the first turn.
 
-        Of all screenshots the last `pictures` are shown; a turn whose picture has gone keeps its place, in a few words.
+        Of all pages the last `pages` are shown; a turn whose page has gone keeps its place, in a few words.
         """
-        turns = []
-        for index, seen in enumerate([*(step.screenshot for step in steps), screenshot]):
-            shown = [seen] if index >= len(steps) + 1 - pictures else []
-            said = [head] * (index == 0) + [LEFT_OUT] * (not shown)
-            turns.append(self.turn("\n".join(said), *shown))
-            if index < len(steps):
-                turns.append(answer(steps[index].response))
-        return self.chat(*turns)
-
-
-LEFT_OUT = "Screenshot left out"
+        turns, gone = [], len(steps) + 1 - pages
+        for index, step in enumerate(steps):
+            shown = [] if index < gone else [self.seen(step)]
+            said = [head] * (index == 0) + [LEFT_OUT[self.observation]] * (not shown)
+            turns += [self.turn(*filter(None, ["\n".join(said)]), *shown), answer(step.response)]
+        return self.chat(*turns, self.turn(*[head] * (not steps), now))
 
 
 def task(goal: str) -> str:
@@ -130,9 +164,8 @@ def answer(text: str) -> dict:
 
 
 @lru_cache(maxsize=4096)  # each later step asks for those of all before it
-def thought_at_point(response: str) -> str:
-    """The thought of a response that acts at points."""
-    return coordinate_thought_of(response)
+def _thought(response: str, on_elements: bool) -> str:
+    return thought_of(response) if on_elements else coordinate_thought_of(response)
 
 
 def action_of(step: Step) -> str:

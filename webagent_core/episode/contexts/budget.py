@@ -5,13 +5,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from webagent_core.episode.contexts.base import ContextManager, ContextOverflow, inert
+from webagent_core.episode.contexts.base import CUT_HERE, ContextManager, ContextOverflow, inert
 from webagent_core.episode.trajectory import Step
 
 CountTokens = Callable[[list[dict]], int]  # tokens of a chat as the policy gets it, pictures and generation prompt too
-CUT_HERE = "[page cut here]"  # as the observation itself ends where the page is too large for it
+
+
+class Fit(NamedTuple):
+    """A chat that fits."""
+
+    messages: list[dict]
+    cut: str | None = None  # in words, what was cut to make it fit
+    page: str | None = None  # what is left of a page that was cut
 
 
 @dataclass(frozen=True)
@@ -46,8 +53,8 @@ class Budget:
         steps: Sequence[Step],
         observation: str,
         screenshot: bytes | None = None,
-    ) -> tuple[list[dict], str | None]:
-        """The chat, and in words what was cut to make it fit; None: nothing.
+    ) -> Fit:
+        """The chat, cut if it has to be.
 
         Raises:
             ContextOverflow: nothing that may be cut makes it fit.
@@ -63,7 +70,7 @@ class Budget:
 
         messages = chat(0, page)
         if (whole := self.count_tokens(messages)) <= limit:
-            return messages, None
+            return Fit(messages)
         if size(most, page) <= limit:
             less, kept = _first(most, lambda less: size(less, page) <= limit), page
         elif context.shows_page and (least := size(most, CUT_HERE)) <= limit:
@@ -79,7 +86,7 @@ class Budget:
             raise ContextOverflow(f"a prompt of {tokens} tokens when cut, {limit} fit")
         cut = [context.lost(steps, less)] if less else []
         cut += [f"the last {lost} of {len(lines)} lines of the page"] if kept != page else []
-        return messages, "; ".join(cut)
+        return Fit(messages, "; ".join(cut), kept if kept != page else None)
 
 
 def _first(most: int, fits: Callable[[int], bool]) -> int:

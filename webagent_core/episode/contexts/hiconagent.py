@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-from webagent_core.episode.contexts.base import ScreenshotContext, action_of, inert, task
+from webagent_core.episode.contexts.base import ScreenshotContext, Seen, action_of, inert, task
 from webagent_core.episode.trajectory import Step
 
 History = Literal["full", "compressed"]
@@ -31,9 +31,10 @@ class HiconAgentContext(ScreenshotContext):
         system: str | None = None,
         history_screenshots: int | None = None,
         max_pixels: int | None = None,
+        observation: Seen = "screenshot",
         history: History = "full",
     ) -> None:
-        super().__init__(system, history_screenshots, max_pixels)
+        super().__init__(system, history_screenshots, max_pixels, observation)
         if history not in get_args(History):
             raise ValueError(f"history = {history!r} is not allowed: one of {', '.join(get_args(History))}")
         self.history = history
@@ -42,12 +43,11 @@ class HiconAgentContext(ScreenshotContext):
         fewer = min(less, self._pictures(steps))
         first_shown = len(steps) - self._pictures(steps) + fewer
         first_said = less - fewer
-        content = [{"type": "text", "text": task(goal)}]
+        parts: list[str | bytes | None] = [task(goal)]
         for index, step in enumerate(steps[first_said:], first_said):
-            seen = [step.screenshot] if index >= first_shown else []
-            content += self.turn("", *seen)["content"]
-            content.append({"type": "text", "text": f"{index + 1}. {inert(action_of(step))}"})
-        return self.chat({"role": "user", "content": content + self.turn("", screenshot)["content"]})
+            parts += [self.seen(step)] * (index >= first_shown)
+            parts.append(f"{index + 1}. {inert(action_of(step))}")
+        return self.chat(self.turn(*parts, self.now(page, screenshot)))
 
     def most_less(self, steps: Sequence[Step]) -> int:
         return self._pictures(steps) + max(0, len(steps) - 1)

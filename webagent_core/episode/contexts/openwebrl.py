@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from webagent_core.episode.contexts.base import ScreenshotContext, inert, task, thought_at_point
+from webagent_core.episode.contexts.base import CUT_HERE, ScreenshotContext, inert, task
 from webagent_core.episode.trajectory import Step
 
 _MOST_CHARACTERS = 200  # of the feedback
@@ -18,26 +18,28 @@ class OpenWebRLContext(ScreenshotContext):
     """
 
     def render(self, goal: str, steps: Sequence[Step], page: str, screenshot: bytes | None, less: int) -> list[dict]:
-        thoughts = [f"{number}. {inert(thought_at_point(step.response))}" for number, step in enumerate(steps, 1)][
-            less:
-        ]
+        thoughts = [f"{number}. {inert(self.thought(step))}" for number, step in enumerate(steps, 1)][less:]
         lines = [task(goal)]
         lines += ["Thoughts so far:", *thoughts] if thoughts else []
         lines += [f"Feedback: {feedback(steps[-1], page)}"] if steps else []
-        earlier = [step.screenshot for step in steps][max(0, len(steps) - self.history_screenshots + 1) :]
-        return self.chat(self.turn("\n".join(lines), *earlier, screenshot))
+        earlier = [self.seen(step) for step in steps[max(0, len(steps) - self.history_screenshots + 1) :]]
+        return self.chat(self.turn("\n".join(lines), *earlier, self.now(page, screenshot)))
 
 
 def feedback(step: Step, page: str) -> str:
-    """What the step's action did, in one line: what went wrong, or the first line that is new on the page."""
+    """What the step's action did, in one line: what went wrong, or the first line that is new on the page.
+
+    Of a page that was cut to fit, what is left is compared.
+    """
+    before, after = inert(step.observation).splitlines(), page.splitlines()
+    known = set(before)
+    if after[-1:] == [CUT_HERE]:
+        before, after = before[: len(after) - 1], after[:-1]
+    new = [line for line in after if line not in known]
     if step.error:
         said = step.error
+    elif new:
+        said = f"the page changed; new on it: {new[0]}"
     else:
-        before = inert(step.observation).splitlines()
-        known = set(before)
-        new = [line for line in page.splitlines() if line not in known]
-        if new:
-            said = f"the page changed; new on it: {new[0]}"
-        else:
-            said = "the page did not change" if page.splitlines() == before else "the page changed; some of it is gone"
+        said = "the page did not change" if after == before else "the page changed; some of it is gone"
     return inert(" ".join(said[:_MOST_CHARACTERS].split()))

@@ -19,7 +19,8 @@ class UITarsContext(ScreenshotContext):
 
     def render(self, goal: str, steps: Sequence[Step], page: str, screenshot: bytes | None, less: int) -> list[dict]:
         fewer = min(less, self._pictures(steps) - 1)
-        return self.conversation(task(goal), steps[less - fewer :], screenshot, self._pictures(steps) - fewer)
+        shown = self._pictures(steps) - fewer
+        return self.conversation(task(goal), steps[less - fewer :], self.now(page, screenshot), shown)
 
     def most_less(self, steps: Sequence[Step]) -> int:
         return self._pictures(steps) - 1 + max(0, len(steps) - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from webagent_core.episode.contexts.base import ScreenshotContext, action_of, inert, task, thought_at_point
+from webagent_core.episode.contexts.base import ScreenshotContext, Seen, action_of, inert, task
 from webagent_core.episode.trajectory import Step
 
 
@@ -28,17 +28,18 @@ class UITars2Context(ScreenshotContext):
         system: str | None = None,
         history_screenshots: int | None = None,
         max_pixels: int | None = None,
+        observation: Seen = "screenshot",
         summarise: Callable[[Sequence[Step]], str] | None = None,
     ) -> None:
-        super().__init__(system, history_screenshots, max_pixels)
-        self.summarise = summarise or one_line_each
+        super().__init__(system, history_screenshots, max_pixels, observation)
+        self.summarise = summarise or self._one_line_each
 
     def render(self, goal: str, steps: Sequence[Step], page: str, screenshot: bytes | None, less: int) -> list[dict]:
         fewer = min(less, max(0, self._window(steps) - 1))
         kept = self._window(steps) - fewer
         earlier = steps[less - fewer : len(steps) - kept]
         head = f"{task(goal)}\nEarlier:\n{self.summarise(earlier)}" if earlier else task(goal)
-        return self.conversation(head, steps[len(steps) - kept :], screenshot, kept + 1)
+        return self.conversation(head, steps[len(steps) - kept :], self.now(page, screenshot), kept + 1)
 
     def most_less(self, steps: Sequence[Step]) -> int:
         return max(0, self._window(steps) - 1) + max(0, len(steps) - 1)
@@ -51,10 +52,9 @@ class UITars2Context(ScreenshotContext):
     def _window(self, steps: Sequence[Step]) -> int:
         return min(self.history_screenshots - 1, len(steps))
 
-
-def one_line_each(steps: Sequence[Step]) -> str:
-    lines = []
-    for step in steps:
-        thought = thought_at_point(step.response).split("\n")[0][:160]
-        lines.append(inert(f"- {thought} -> {action_of(step)[:160]}"))
-    return "\n".join(lines)
+    def _one_line_each(self, steps: Sequence[Step]) -> str:
+        lines = []
+        for step in steps:
+            thought = self.thought(step).split("\n")[0][:160]
+            lines.append(inert(f"- {thought} -> {action_of(step)[:160]}"))
+        return "\n".join(lines)

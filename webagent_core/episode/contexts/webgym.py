@@ -30,16 +30,17 @@ class WebGymContext(ScreenshotContext):
     With less room the oldest rounds go, never the memory.
     """
 
-    prompt = SCREENSHOT_PROMPT + (
+    asks = (
         "\nBefore the action write a line `Memory: ...` with all that you will need later: you will see nothing else of"
         " what you did."
     )
+    prompt = SCREENSHOT_PROMPT + asks
 
     def render(self, goal: str, steps: Sequence[Step], page: str, screenshot: bytes | None, less: int) -> list[dict]:
         memory = next(filter(None, (memory_of(step.response) for step in reversed(steps))), "")
         rounds = self._rounds(steps)
         head = task(goal) + (f"\nMemory: {inert(memory)}" if memory else "")
-        return self.conversation(head, rounds[less:], screenshot, self.history_screenshots)
+        return self.conversation(head, rounds[less:], self.now(page, screenshot), self.history_screenshots)
 
     def most_less(self, steps: Sequence[Step]) -> int:
         return len(self._rounds(steps))
