@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from webagent_core.objectives.replay import ReplayRule, wants_replay
@@ -186,7 +186,8 @@ class RecentReplay:
     """WebGym (CVPR 2026), authors' code: `rows` steps of the successes of the last `window` iterations.
 
     A step of the iteration in place p among those kept (the oldest is 0) has weight (p + 1)^power; steps are drawn
-    without replacement. Call `add_iteration` with an iteration's successes, then `draw`.
+    without replacement. Call `add_iteration` with an iteration's trajectories, then `draw`. A failure is kept as one
+    of no steps, since the expectation over trajectories counts it.
     """
 
     def __init__(self, rows: int | None = None, power: float = 2.0, window: int = 4, seed: int = 0) -> None:
@@ -196,7 +197,7 @@ class RecentReplay:
             )
         self.rows, self.power, self.window = rows, power, window
         self.rng = random.Random(f"replay/{seed}")
-        self.iterations: list[tuple[int, list[Stored]]] = []  # (update, successes), oldest first
+        self.iterations: list[tuple[int, list[Stored]]] = []  # (update, trajectories), oldest first
 
     @classmethod
     def of(cls, recipe: Recipe) -> RecentReplay | None:
@@ -208,8 +209,8 @@ class RecentReplay:
         return cls(sampling.rows_per_update, power, sampling.recency_window, recipe.train.seed)
 
     def add_iteration(self, update: int, entries: Sequence[Stored]) -> None:
-        """The trajectories of one iteration; failures are not kept, an iteration without a success is."""
-        self.iterations.append((update, [entry for entry in entries if is_success(entry.outcome)]))
+        """The trajectories of one iteration."""
+        self.iterations.append((update, [e if is_success(e.outcome) else _without_steps(e) for e in entries]))
         del self.iterations[: -self.window]
 
     def entries(self) -> list[Stored]:
@@ -235,7 +236,7 @@ class RecentReplay:
         return [ChosenSteps(entry, tuple(taken[entry.id])) for entry in self.entries() if entry.id in taken]
 
     def __len__(self) -> int:
-        return len(self.entries())
+        return sum(is_success(entry.outcome) for entry in self.entries())
 
     def describe(self) -> str:
         lines = [
@@ -244,7 +245,8 @@ class RecentReplay:
         ]
         for place, (update, kept) in enumerate(self.iterations):
             steps, weight = sum(entry.steps for entry in kept), (place + 1) ** self.power
-            lines.append(f"  update {update + 1}: {len(kept)} successes, {steps} steps of weight {weight:g}")
+            successes = sum(is_success(entry.outcome) for entry in kept)
+            lines.append(f"  update {update + 1}: {successes} successes, {steps} steps of weight {weight:g}")
         return "\n".join(lines)
 
     def state_dict(self) -> dict[str, Any]:
@@ -254,3 +256,7 @@ class RecentReplay:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.iterations = [(update, load_stored(kept)) for update, kept in state["iterations"]][-self.window :]
         load_rng(self.rng, state["rng"])
+
+
+def _without_steps(entry: Stored) -> Stored:
+    return replace(entry, steps=0, data=entry.data | {"steps": []} if entry.data else {})

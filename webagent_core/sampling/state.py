@@ -2,8 +2,8 @@
 
     sampling = Sampling(recipe)
     batch = sampling.groups.refill(sampling.tasks.next, play, outcomes)    # where the recipe filters groups
-    stored = sampling.replay.offer(group, outcomes)                        # where it replays into groups
-    ...
+    earlier = sampling.join(entries)                                       # where it replays: planned beside the batch
+    plan = sampling.choose(objective.plan(facts), entries + earlier)       # where it trains on some of the rows
     sampling.update += 1                                                   # the update is finished
     checkpoint["sampling"] = sampling.state_dict()
 
@@ -14,7 +14,7 @@ anywhere else: the state is that of the moment.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from webagent_core.objectives import Plan
@@ -25,6 +25,7 @@ from webagent_core.sampling.progress import Progress
 from webagent_core.sampling.random_state import load_rng, rng_state
 from webagent_core.sampling.replay import PerplexityReplay, RecentReplay, SuccessReplay
 from webagent_core.sampling.rows import choose_rows, keep_rows
+from webagent_core.sampling.stored import Stored
 from webagent_core.sampling.task_filter import TaskFilter
 from webagent_core.sampling.task_generation import Generator, MiniWoBVariations, StagedTasks, TaskPhases
 from webagent_core.sampling.task_source import TaskSource
@@ -43,6 +44,7 @@ class Sampling:
         tasks: what is played next.
         step_limits: how long an episode may get.
         groups: the filter that refills a batch.
+        staleness: batches between the play of a batch and the update that it is for.
         replay: the buffer of earlier successes.
         task_filter: the choice of tasks before training; put what it keeps into `tasks.restrict`.
         phases: new tasks after each phase; put them into `tasks.add`.
@@ -63,6 +65,7 @@ class Sampling:
         self.tasks = TaskSource.of(recipe) if tasks is None else tasks
         self.step_limits = StepLimits.of(recipe, difficulty)
         self.groups = GroupFilter.of(recipe)
+        self.staleness = (recipe.sampling.max_staleness if recipe.sampling else None) or 0
         buffers = (kind.of(recipe) for kind in (SuccessReplay, PerplexityReplay, RecentReplay))
         self.replay: Replay | None = next((buffer for buffer in buffers if buffer is not None), None)
         self.task_filter = TaskFilter.of(recipe)
@@ -85,6 +88,46 @@ class Sampling:
     @property
     def progress(self) -> Progress:
         return Progress(self.update, self.updates)
+
+    def join(self, batch: Sequence[Stored | None]) -> list[Stored]:
+        """Earlier trajectories to plan beside a batch, whose own successes go into the buffer.
+
+        ARPO: a stored success for each group that wants one. WebGym: what is left of the iterations before this one.
+        WebRL chooses by perplexity and asks its buffer itself.
+
+        Args:
+            batch: its scored trajectories, None for an invalid one.
+        """
+        entries = [entry for entry in batch if entry is not None]
+        if isinstance(self.replay, SuccessReplay):
+            groups: dict[str, list[float]] = {}
+            for entry in entries:
+                groups.setdefault(entry.task, []).append(entry.outcome)
+            offered = [self.replay.offer(task, outcomes) for task, outcomes in groups.items()]
+            for entry in entries:
+                self.replay.add(entry)
+            return [entry for entry in offered if entry is not None]
+        if isinstance(self.replay, RecentReplay):
+            self.replay.add_iteration(self.update, entries)
+            new = {entry.id for entry in entries}
+            return [entry for entry in self.replay.entries() if entry.id not in new]
+        return []
+
+    def choose(self, plan: Plan, entries: Sequence[Stored | None]) -> Plan:
+        """The plan with the rows that are trained on: WebGym's draw from recent iterations, else `subset`.
+
+        Args:
+            entries: of the plan's trajectories, in order, as `join` took and gave them. Not read by `subset`.
+        """
+        if not isinstance(self.replay, RecentReplay):
+            return self.subset(plan)
+        live = {
+            entry.id: [step for step, row in enumerate(each.rows) if row.coefficient]
+            for entry, each in zip(entries, plan.trajectories, strict=True)
+            if entry is not None
+        }
+        drawn = {chosen.entry.id: chosen.steps for chosen in self.replay.draw(live)}
+        return keep_rows(plan, [drawn.get(entry.id, ()) if entry is not None else () for entry in entries])
 
     def subset(self, plan: Plan) -> Plan:
         """The plan with at most `sampling.rows_per_update` rows in the loss; the same plan without that setting."""

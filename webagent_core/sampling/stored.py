@@ -58,7 +58,7 @@ def store(
 def record_of(trajectory: Trajectory, *, pictures: bool = False) -> dict[str, Any]:
     """What the training rows of a trajectory, and people, need of it; without pages and chats."""
     steps, so_far = [], []
-    for step in trajectory.steps:
+    for step, repeats in zip(trajectory.steps, repeats_next(trajectory), strict=True):
         # Where the context only grows, each prompt begins with all that came before: kept once, not once a step.
         shared = 0
         for one, other in zip(so_far, step.prompt_ids, strict=False):
@@ -74,6 +74,7 @@ def record_of(trajectory: Trajectory, *, pictures: bool = False) -> dict[str, An
                 "url": step.url,
                 "action": _plain(step.action),
                 "error": step.error,
+                "repeats_next": repeats,
                 "screenshot": step.screenshot if pictures else None,
             }
         )
@@ -88,6 +89,21 @@ def record_of(trajectory: Trajectory, *, pictures: bool = False) -> dict[str, An
         "answer": trajectory.answer,
         "steps": steps,
     }
+
+
+def repeats_next(trajectory: Trajectory) -> list[bool]:
+    """For each step, whether the next one finds the page as it was: its action changed nothing that can be seen.
+
+    Screenshots are compared where both steps have one (WebGym), else page texts. The last step has no next one.
+    """
+
+    def same(one: Step, other: Step) -> bool:
+        if one.screenshot is not None and other.screenshot is not None:
+            return one.screenshot == other.screenshot
+        return one.observation == other.observation
+
+    steps = trajectory.steps
+    return [same(one, other) for one, other in zip(steps, steps[1:], strict=False)] + [False] * bool(steps)
 
 
 def trajectory_of(record: dict[str, Any]) -> Trajectory:
