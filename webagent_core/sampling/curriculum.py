@@ -19,6 +19,7 @@ MINIWOB_DIFFICULTY: Mapping[str, int] = {
     "miniwob/choose-list": 1,
     "miniwob/enter-text": 1,
     "miniwob/click-checkboxes": 2,
+    "miniwob/click-checkboxes-transfer": 2,
     "miniwob/login-user": 2,
 }
 

@@ -133,6 +133,7 @@ def _log_in(goal: str, page: list[Element]) -> Move:
 DEMONSTRATORS: dict[str, Callable[[str, list[Element]], Move]] = {
     "miniwob/click-button": _press_quoted,
     "miniwob/click-checkboxes": _check_and_submit,
+    "miniwob/click-checkboxes-transfer": _check_and_submit,
     "miniwob/click-collapsible": _expand_and_submit,
     "miniwob/click-dialog-2": _dialog_button,
     "miniwob/click-link": _press_quoted,
