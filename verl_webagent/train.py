@@ -49,7 +49,9 @@ def main(argv: list[str] | None = None) -> None:
 
         print(OmegaConf.to_yaml(config, resolve=True), end="")
         return
-    if config.actor_rollout_ref.model.path == str(arguments.out / "start"):
+    start = arguments.out / "start"
+    # A resumed run keeps the policy it began with, which is its reference too.
+    if config.actor_rollout_ref.model.path == str(start) and not (arguments.resume and start.exists()):
         _warm_up(folder, arguments)
     try:
         run(config, arguments.verbose)
