@@ -10,6 +10,10 @@ step is its own (old pages are taken out). So a batch goes through two phases in
    `Objective.plan` over the whole (global) batch.
 
 The loss is `Objective.loss` over rows, a sum that does not depend on how rows are split into forward passes or ranks.
+
+With a `Sampling`, tasks come from it; groups without signal are replaced while the batch is played; earlier
+trajectories join the plan; and rows may wait for later updates, with the log-probabilities of the policy that sampled
+them beside them (AsyncWebRL).
 """
 
 from __future__ import annotations
@@ -17,25 +21,33 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import pad, use_adapter
 
+from trl_webagent.sampled_batch import SampledBatch, play_batch
 from trl_webagent.step_grpo_config import StepGRPOConfig
 from webagent_core.episode.rollout import GenerateBatch
 from webagent_core.episode.runner import ContextOverflow, Response
 from webagent_core.episode.trajectory import NOT_THE_POLICY, ExitStatus, Step, Trajectory
 from webagent_core.objectives import Objective, Plan, RowTensors, TrajectoryFacts
+from webagent_core.sampling.state import Sampling
+from webagent_core.sampling.stored import Stored, repeats_next, store, trajectory_of
+from webagent_core.tasks.task import Task
 
 # Plays one episode for each dataset row and returns the trajectories in that order. It may call the policy as often
-# as it likes; `webagent_core.episode.browser_rollout.BrowserRollout` is the one for real pages.
+# as it likes; `webagent_core.episode.browser_rollout.BrowserRollout` is the one for real pages. Where a `Sampling`
+# draws the tasks, a row is {"task": name, "seed": seed}.
 Play = Callable[[list[dict[str, Any]], GenerateBatch], list[Trajectory]]
 
 
@@ -52,8 +64,13 @@ class StepGRPOTrainer(GRPOTrainer):
         play: plays episodes for a batch of dataset rows, see `Play`.
         reward_funcs: as in TRL; each is also given `trajectory`, the list of `Trajectory`. None for a trajectory takes
             it out of group statistics, loss, denominators and metrics, as an exit status that no policy can have
-            caused does whatever the functions say. Default: `trajectory_reward`.
-        on_trajectories: called once a batch with (trajectories, advantages), after scoring; for logs and dumps.
+            caused does whatever the functions say. Of several, the first says how the task went (which is what replay
+            looks at) and the others shape the reward. Default: `trajectory_reward`.
+        on_trajectories: called once a batch with (trajectories, advantages), after scoring; for logs and dumps. What
+            the group filter left out is among them, with advantage None.
+        sampling: the run's sampling. The dataset then says no more than how many batches there are. A group filter
+            looks at the trajectories' own rewards: where they are judged, `play` must have them judged. When it finds
+            no signal any more, training ends and `no_signal` says why. The state is in the checkpoints.
 
     Everything else, from PEFT to vLLM, is GRPOTrainer's. `beta` > 0 needs a model path (or LoRA) for the reference, as
     in TRL.
@@ -68,14 +85,21 @@ class StepGRPOTrainer(GRPOTrainer):
         args: StepGRPOConfig,
         reward_funcs: Any = trajectory_reward,
         on_trajectories: Callable[[list[Trajectory], list[Any]], None] | None = None,
+        sampling: Sampling | None = None,
         **kwargs: Any,
     ) -> None:
         self.objective = objective
         self.play = play
         self.on_trajectories = on_trajectories
+        self.sampling = sampling
+        self.no_signal: str | None = None
         self._playing = False
         self._inputs: list[dict[str, Any]] = []
+        # This rank's trajectories: the batch's, those that were played for it and left out, earlier ones that join.
         self._trajectories: list[Trajectory] = []
+        self._left_out: list[Trajectory] = []
+        self._joined: list[Stored] = []
+        self._waiting: deque[dict[str, Any]] = deque()  # {"update": when played, "rows": its rows}
         self._generated_tokens = 0
         self._rollout_seconds = 0.0
         self._rows_in_step = 0  # of the coming optimizer step, this rank's
@@ -90,6 +114,7 @@ class StepGRPOTrainer(GRPOTrainer):
         logging.getLogger("trl.trainer.grpo_trainer").addFilter(_not_about_unscored_rows)
         super().__init__(model, reward_funcs=reward_funcs, args=args, rollout_func=_rollout, **kwargs)
         self.add_callback(_NoStepWithoutRows(self))
+        self.add_callback(_EndWithoutSignal(self))
 
     # ------------------------------------------------------------------------------------------------ generation
 
@@ -120,7 +145,12 @@ class StepGRPOTrainer(GRPOTrainer):
                 f"{len(prompts)} prompts for {len(self._inputs)} dataset rows: TRL changed how it batches"
             )
         started, self._generated_tokens = time.perf_counter(), 0
-        self._trajectories = self.play(self._inputs, self.generate)
+        played = self._sampled_batch(len(prompts)) if self._samples else None
+        played = played or SampledBatch(self.play(self._inputs, self.generate))
+        self._trajectories, self._left_out = played.trajectories, played.left_out
+        self.no_signal = played.no_signal
+        for name, value in played.metrics.items():
+            self._metrics["train"][name].append(value)
         self._rollout_seconds = time.perf_counter() - started
         nothing = [self._tokenizer.eos_token_id]  # an episode that never began still stands for itself in stock code
         return {
@@ -130,15 +160,41 @@ class StepGRPOTrainer(GRPOTrainer):
             ],
             "logprobs": None,
             "trajectory": self._trajectories,
+            "task": [t.task for t in self._trajectories],
+            "seed": [t.seed for t in self._trajectories],
         }
+
+    @property
+    def _samples(self) -> bool:
+        return self.sampling is not None and self.model.training
+
+    def _sampled_batch(self, places: int) -> SampledBatch:
+        def play(tasks: Sequence[Task]) -> list[Trajectory]:
+            return self.play([{"task": task.name, "seed": task.seed} for task in tasks], self.generate)
+
+        return play_batch(
+            self.sampling,
+            play,
+            places=places,
+            group_size=self.num_generations,
+            rank=self.accelerator.process_index,
+            ranks=self.accelerator.num_processes,
+        )
 
     def _log_rollout(self) -> None:
         metrics, seconds = self._metrics["train" if self.model.training else "eval"], self._rollout_seconds
         everyone = gather_object([(t.success, len(t.steps), t.exit_status) for t in self._trajectories])
         tokens = sum(gather_object([self._generated_tokens]))
+        rewards = list(self._rewards)
+        # No reward function saw what was left out: its own reward counts.
+        for reward, *rest in gather_object(
+            [(t.reward if t.valid else math.nan, t.success, len(t.steps), t.exit_status) for t in self._left_out]
+        ):
+            rewards.append(reward)
+            everyone.append(tuple(rest))
         counted = [
             (reward, success, steps)
-            for reward, (success, steps, _) in zip(self._rewards, everyone, strict=True)
+            for reward, (success, steps, _) in zip(rewards, everyone, strict=True)
             if not math.isnan(reward)
         ]
         if counted:
@@ -160,9 +216,31 @@ class StepGRPOTrainer(GRPOTrainer):
         rewards[torch.tensor(broken, device=rewards.device)] = torch.nan
         weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         self._rewards = torch.where(rewards.isnan().all(dim=1), torch.nan, weighted).tolist()
+        # What the task says, where other functions shape the reward.
+        shaped = len(self.reward_funcs) > 1
+        self._outcomes = [None if not shaped or math.isnan(value) else value for value in rewards[:, 0].tolist()]
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if not self._samples:
+            batch = self._played(inputs)
+        else:
+            seconds = 0.0
+            while len(self._waiting) <= self.sampling.staleness:
+                self._waiting.append({"update": self.sampling.update, "rows": self._played(inputs)})
+                seconds += self._rollout_seconds
+            self._metrics["train"]["seconds/rollout"][-1:] = [seconds]
+            oldest = self._waiting.popleft()
+            if self.sampling.staleness:
+                self._metrics["train"]["staleness"].append(float(self.sampling.update - oldest["update"]))
+            self.sampling.update += 1
+            batch = {name: tensor.to(self.accelerator.device) for name, tensor in oldest["rows"].items()}
+        rows = int((batch["coefficients"] != 0).sum())
+        self._metrics["train" if self.model.training else "eval"]["rows"].append(float(sum(gather_object([rows]))))
+        return batch | self._stored_logps(batch)
+
+    def _played(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """A batch that the policy plays now, as rows."""
         self._inputs, self._playing = inputs, True
         try:
             super()._generate_and_score_completions(inputs)
@@ -170,32 +248,84 @@ class StepGRPOTrainer(GRPOTrainer):
             self._playing = False
         self._log_rollout()
         plan, first = self._plan()
-        mine = plan.trajectories[first : first + len(self._trajectories)]
+        mine = plan.trajectories[first : first + len(self._trajectories) + len(self._joined)]
         if self.on_trajectories:
-            self.on_trajectories(self._trajectories, [each.advantage if each.kept else None for each in mine])
-        return self._rows(mine)
+            advantages = [each.advantage if each.kept else None for each in mine[: len(self._trajectories)]]
+            self.on_trajectories(self._trajectories + self._left_out, advantages + [None] * len(self._left_out))
+        batch = self._rows(mine)
+        if "behave_logp" in self.objective.required_logps:
+            batch["behave_per_token_logps"] = self._logps(self.model, batch)
+        return batch
 
     # ------------------------------------------------------------------------------------------------ rows
 
     def _plan(self) -> tuple[Plan, int]:
-        """The objective's plan over the trajectories of all ranks, and the index of this rank's first."""
+        """The objective's plan over the trajectories of all ranks, and the index of this rank's first.
+
+        A rank's trajectories are the batch's, then those that join.
+        """
+        entries = self._join() if self._samples else []
         mine = self._facts()
+        counts = gather_object([len(mine)])
         plan = self.objective.plan(gather_object(mine), update=self._batches_before())
-        return plan, self.accelerator.process_index * len(mine)
+        if self._samples:
+            plan = self.sampling.choose(plan, gather_object(entries))
+            if self.sampling.replay is not None:
+                self._log_replay(plan, counts)
+        return plan, sum(counts[: self.accelerator.process_index])
+
+    def _join(self) -> list[Stored | None]:
+        """Find what joins this batch, and store the batch; this rank's trajectories as entries, None: not valid."""
+        first = self.accelerator.process_index * len(self._trajectories)
+        entries: list[Stored | None] = [None] * len(self._trajectories)
+        if self.sampling.replay is not None:
+            for index, trajectory in enumerate(self._trajectories):
+                reward, outcome = self._rewards[first + index], self._outcomes[first + index]
+                if not math.isnan(reward):
+                    scored = replace(trajectory, reward=reward)
+                    entries[index] = store(scored, self.sampling.update, first + index, outcome=outcome)
+            joined = self.sampling.join(gather_object(entries))
+            self._joined = joined[self.accelerator.process_index :: self.accelerator.num_processes]
+        return entries + self._joined
 
     def _facts(self) -> list[TrajectoryFacts]:
-        """What the plan is made from, of this rank's trajectories."""
+        """What the plan is made from: this rank's trajectories, the batch's and then those that join."""
         first = self.accelerator.process_index * len(self._trajectories)
-        rewards = self._rewards[first : first + len(self._trajectories)]
-        return [
+        facts = [
             TrajectoryFacts(
                 group=trajectory.group,
-                reward=None if math.isnan(reward) else reward,
-                valid=not math.isnan(reward),
+                reward=None if math.isnan(self._rewards[index]) else self._rewards[index],
+                valid=not math.isnan(self._rewards[index]),
                 tokens=[len(step.response_ids) for step in trajectory.steps],
+                repeats_next=repeats_next(trajectory),
+                outcome=self._outcomes[index],
             )
-            for trajectory, reward in zip(self._trajectories, rewards, strict=True)
+            for index, trajectory in enumerate(self._trajectories, start=first)
         ]
+        for entry in self._joined if self._samples else ():
+            steps = entry.data["steps"]
+            facts.append(
+                TrajectoryFacts(
+                    group=entry.task,
+                    reward=entry.data["reward"],
+                    valid=True,
+                    tokens=[len(step["response_ids"]) for step in steps],
+                    repeats_next=[step["repeats_next"] for step in steps],
+                    outcome=entry.outcome,
+                    stored=True,
+                )
+            )
+        return facts
+
+    def _log_replay(self, plan: Plan, counts: list[int]) -> None:
+        """`replay/stored`: successes in the buffer; `replay/rows`: rows of earlier batches that are trained on."""
+        rows, start = 0, 0
+        for count in counts:
+            joined = plan.trajectories[start + len(self._trajectories) : start + count]
+            rows += sum(row.coefficient != 0 for each in joined for row in each.rows)
+            start += count
+        self._metrics["train"]["replay/stored"].append(float(len(self.sampling.replay)))
+        self._metrics["train"]["replay/rows"].append(float(rows))
 
     def _batches_before(self) -> int:
         """Batches of trajectories that were trained on before the one at hand."""
@@ -203,10 +333,14 @@ class StepGRPOTrainer(GRPOTrainer):
         return micro_batches // (self.args.steps_per_generation * self.num_iterations)
 
     def _rows(self, trajectories: list[Any]) -> dict[str, Any]:
-        """Phase 2: the rows that take part in the loss, laid out for stock buffering, shuffling and splitting."""
+        """Phase 2: the rows that take part in the loss, laid out for stock buffering, shuffling and splitting.
+
+        `trajectories`: the plans of this rank's trajectories, the batch's and then those that join.
+        """
         steps: list[Step] = []
         rows: list[Any] = []
-        for trajectory, planned in zip(self._trajectories, trajectories, strict=True):
+        joined = [trajectory_of(entry.data) for entry in self._joined] if self._samples else []
+        for trajectory, planned in zip(self._trajectories + joined, trajectories, strict=True):
             for step, row in zip(trajectory.steps, planned.rows, strict=True):
                 has_loss = self.objective.uses_reference or torch.as_tensor(row.advantage).any()
                 if row.coefficient and step.response_ids and has_loss:
@@ -223,9 +357,6 @@ class StepGRPOTrainer(GRPOTrainer):
         coefficients = torch.tensor([row.coefficient for row in rows] + [0.0] * filler)
         batch["coefficients"] = coefficients.to(self.accelerator.device)
         batch["advantages"] = self._advantages(rows, lengths).to(self.accelerator.device)
-        mode = "train" if self.model.training else "eval"
-        self._metrics[mode]["rows"].append(float(sum(gather_object([count]))))
-        batch.update(self._stored_logps(batch))
         return batch
 
     def _tokens(self, steps: list[Step], filler: int = 0) -> dict[str, torch.Tensor]:
@@ -334,16 +465,7 @@ class StepGRPOTrainer(GRPOTrainer):
 
     def _compute_loss(self, model, inputs):
         logps, entropies = self._forward(model, inputs, entropy=True)
-        out = self.objective.loss(
-            RowTensors(
-                logp=logps,
-                mask=inputs["completion_mask"],
-                advantage=inputs["advantages"],
-                coefficient=inputs["coefficients"],
-                old_logp=inputs.get("old_per_token_logps"),
-                ref_logp=inputs.get("ref_per_token_logps"),
-            )
-        )
+        out = self.objective.loss(self._row_tensors(model, inputs, logps))
         live = inputs["completion_mask"].bool() & (inputs["coefficients"] != 0).unsqueeze(1)
         self._count("entropy", (entropies.detach() * live).sum(), live.sum())
         for name, metric in out.metrics.items():
@@ -354,6 +476,43 @@ class StepGRPOTrainer(GRPOTrainer):
         # over several optimizer steps gives each of them a share that must count as a whole.
         share = self.args.steps_per_generation / self.current_gradient_accumulation_steps
         return out.loss * self.accelerator.num_processes * share
+
+    def _row_tensors(self, model: Any, inputs: dict[str, Any], logps: torch.Tensor) -> RowTensors:
+        """What the objective's loss is made from."""
+        return RowTensors(
+            logp=logps,
+            mask=inputs["completion_mask"],
+            advantage=inputs["advantages"],
+            coefficient=inputs["coefficients"],
+            old_logp=inputs.get("old_per_token_logps"),
+            behave_logp=inputs.get("behave_per_token_logps"),
+            ref_logp=inputs.get("ref_per_token_logps"),
+        )
+
+    # ------------------------------------------------------------------------------------------------ checkpoints
+
+    def _save_checkpoint(self, model, trial):
+        # Before the trainer's own state, which comes last and so says that a checkpoint is whole.
+        if self.sampling is not None:
+            folder = Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.save({"sampling": self.sampling.state_dict(), "waiting": list(self._waiting)}, self._state_in(folder))
+        super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint):
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.sampling is not None and checkpoint is not None:
+            file = self._state_in(checkpoint)
+            if not file.is_file():
+                raise FileNotFoundError(f"{file} is not there: the checkpoint holds no state of a run's sampling")
+            state = torch.load(file, map_location="cpu", weights_only=True)
+            self.sampling.load_state_dict(state["sampling"])
+            self._waiting = deque(state["waiting"])
+
+    def _state_in(self, checkpoint: str | Path) -> Path:
+        return Path(checkpoint) / f"sampling-{self.accelerator.process_index}.pt"
+
+    # ------------------------------------------------------------------------------------------------ metrics
 
     def _count(self, name: str, total: torch.Tensor, count: torch.Tensor) -> None:
         """Add to a token mean that `log` will report: weighted by tokens over all chunks and ranks."""
@@ -394,3 +553,15 @@ class _NoStepWithoutRows(TrainerCallback):
         if sum(gather_object([self.trainer._rows_in_step])) == 0:
             model.zero_grad(set_to_none=True)
         self.trainer._rows_in_step = 0
+
+
+class _EndWithoutSignal(TrainerCallback):
+    """Ends training, with a checkpoint, after the update in which the group filter gave up."""
+
+    def __init__(self, trainer: StepGRPOTrainer) -> None:
+        self.trainer = trainer
+
+    def on_step_end(self, args, state, control, **kwargs):
+        steps_a_batch = args.steps_per_generation * self.trainer.num_iterations // args.gradient_accumulation_steps
+        if self.trainer.no_signal and state.global_step % max(1, steps_a_batch) == 0:
+            control.should_training_stop = control.should_save = True
