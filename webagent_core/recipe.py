@@ -22,6 +22,9 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from webagent_core.rewards.for_recipe import check_name
+from webagent_core.rewards.judge_client import JudgeSettings
+
 SOURCES = ("paper", "released", "ours")
 ORDER = {"paper": ("paper", "ours", "released"), "released": ("released", "paper", "ours")}
 UNDISCLOSED = "undisclosed"
@@ -155,6 +158,33 @@ class Browser(Section):
         return value
 
 
+class Reward(Section):
+    """How a trajectory is scored; `webagent_core.rewards.for_recipe` builds it. Any recipe may take any manager."""
+
+    manager: str = "page"  # a name of MANAGERS, or package.module:Class, a RewardManager of your own
+    facts: str | None = None  # JSON file: what the manager has to know of each task (rubric, reference, evaluation)
+    judge: JudgeSettings | None = None
+    judge_screenshots: Count | None = None  # the last ones, shown to the judge; null: all
+    judge_vision: bool = True  # false: the judge is shown the text of pages
+    votes: Count | None = None  # verdicts asked for one trajectory; all must say success
+    vote_temperature: NonNegative | None = None
+    outcome_model: str | None = None  # folder of the model
+    layers: bool | None = None  # OpenWebRL: -1 for format errors in a row, 0 without an answer, before the manager
+    format_weight: NonNegative | None = None  # of -1 for a response without an action (`gold_step`: of 1 for an action)
+    type_weight: NonNegative | None = None
+    value_weight: NonNegative | None = None
+    text_f1: Fraction | None = None  # from this token F1 on, a text value counts as right
+    length_penalty: NonNegative | None = None  # at most this off a success, growing from ...
+    length_free: Annotated[int, Field(ge=0)] | None = None  # ... so many steps (null: 0) ...
+    length_limit: Count | None = None  # ... to so many (null: rollout.max_steps)
+
+    @field_validator("manager")
+    @classmethod
+    def named(cls, value: str) -> str:
+        check_name(value)
+        return value
+
+
 # From here to `Recipe`: sections that only some methods have. A recipe has those, and of those the settings, that the
 # shipped file of its type has.
 
@@ -165,18 +195,6 @@ class Context(Section):
     observation: Literal["screenshot", "text"] | None = None  # text: the page's text wherever a picture would stand
     history_screenshots: Count | None = None  # pages that the prompt shows, the newest included
     max_pixels: Count | None = None  # per screenshot
-
-
-class Reward(Section):
-    """How a trajectory is scored."""
-
-    judge_screenshots: Count | None = None  # the last ones, shown to the judge
-    votes: Count | None = None  # verdicts asked for one trajectory; all must say success
-    vote_temperature: NonNegative | None = None
-    type_weight: NonNegative | None = None
-    value_weight: NonNegative | None = None
-    format_weight: NonNegative | None = None
-    text_f1: Fraction | None = None  # from this token F1 on, a text value counts as right
 
 
 class Sampling(Section):
@@ -230,8 +248,8 @@ class Recipe(Section):
     tasks: Tasks
     policy: Policy
     browser: Browser
+    reward: Reward
     context: Context | None = None
-    reward: Reward | None = None
     sampling: Sampling | None = None
     critic: Critic | None = None
     search: Search | None = None
@@ -249,7 +267,8 @@ class Recipe(Section):
         sections = {name: getattr(self, name) for name in SECTIONS if getattr(self, name) is not None}
         sections["objective"] = self.load_objective().model_dump()
         for name, section in sections.items():
-            values = section if isinstance(section, dict) else section.model_dump(exclude_none=name in OPTIONAL)
+            sparse = name in OPTIONAL or name == "reward"
+            values = section if isinstance(section, dict) else section.model_dump(exclude_none=sparse)
             plain[name] = {}
             for path, value in leaves(values):
                 source = self.provenance.get(".".join((name, *path)), "ours")
@@ -260,8 +279,8 @@ class Recipe(Section):
         return plain
 
 
-OPTIONAL = ("context", "reward", "sampling", "critic", "search")
-SECTIONS = ("objective", "rollout", "train", "tasks", "policy", "browser", *OPTIONAL)
+OPTIONAL = ("context", "sampling", "critic", "search")
+SECTIONS = ("objective", "rollout", "train", "tasks", "policy", "browser", "reward", *OPTIONAL)
 
 
 def load_recipe(

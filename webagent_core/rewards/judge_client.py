@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib.util
 import json
 import os
 import tempfile
@@ -16,15 +17,17 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, TypeAdapter, field_validator
 
 from webagent_core.rewards.reward_manager import JudgeError
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+ADDRESS = "OPENAI_BASE_URL"  # the environment variable that OpenAI's own client reads
 
 
 class JudgeSettings(BaseModel):
@@ -33,10 +36,12 @@ class JudgeSettings(BaseModel):
     The key is read from the environment variable `api_key_env` and stands in no file, log, error or evidence.
     """
 
+    # A recipe holds these as `reward.judge`. Address and model may be left open in it; whoever asks needs both.
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    base_url: str = Field(pattern=r"^https?://")
-    model: str = Field(min_length=1)
+    base_url: str | None = None  # None: what $OPENAI_BASE_URL says
+    model: str | None = Field(default=None, min_length=1)
     api_key_env: str | None = "OPENAI_API_KEY"  # None: the server wants no key
     max_tokens: int = Field(default=1024, ge=1)
     concurrency: int = Field(default=32, ge=1)  # requests in flight
@@ -44,9 +49,45 @@ class JudgeSettings(BaseModel):
     attempts: int = Field(default=4, ge=1)  # at one question, for a failed request as for a reply that cannot be read
     backoff_seconds: float = Field(default=1, ge=0)  # before the second attempt; doubled before each further one
     most_backoff_seconds: float = Field(default=30, ge=0)
-    cache: Path | None = None  # folder; None: no cache
+    cache: Annotated[Path, PlainSerializer(str)] | None = None  # folder; None: no cache
     price_per_million_prompt_tokens: float = Field(default=0, ge=0)
     price_per_million_completion_tokens: float = Field(default=0, ge=0)
+
+    @field_validator("base_url")
+    @classmethod
+    def address(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError(f"reward.judge.base_url = {value!r} is not allowed: an address, http(s)://..., or null")
+        return value
+
+    def complete(self) -> JudgeSettings:
+        """With the address from the environment, where none is given.
+
+        Raises:
+            ValueError: address or model is missing, or the key of a judge that is not on this machine.
+        """
+        url = self.base_url or os.environ.get(ADDRESS, "")
+        if not url.startswith(("http://", "https://")):
+            missing = f"${ADDRESS} = {url!r}" if url else f"is not set, and neither is ${ADDRESS}"
+            raise ValueError(
+                f"reward.judge.base_url {missing}: allowed is the address of a chat-completions API, http(s)://..."
+            )
+        if not self.model:
+            raise ValueError("reward.judge.model is not set: allowed is the name of a model that its server has")
+        local = urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")
+        if self.api_key_env and not os.environ.get(self.api_key_env) and not local:
+            raise ValueError(
+                f"reward.judge.api_key_env = {self.api_key_env!r}: this environment variable is not set; allowed is "
+                "one that holds the key, or null for a judge that wants none"
+            )
+        return self.model_copy(update={"base_url": url})
+
+
+def check_packages() -> None:
+    """Raises ModuleNotFoundError, with the remedy, where a package that judges need is not installed."""
+    for package in ("openai", "tenacity"):
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(f"judges need the package {package}: pip install 'webagent-rl[judge]'")
 
 
 @dataclass(frozen=True)
@@ -86,25 +127,10 @@ class JudgeClient:
     counters: Counters = field(default_factory=Counters)
 
     def __post_init__(self) -> None:
-        try:
-            import openai  # noqa: F401
-            import tenacity  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"judges need the package {error.name}: pip install 'webagent-rl[judge]'"
-            ) from None
+        check_packages()
+        self.settings = self.settings.complete()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._key = self._read_key()
-
-    def _read_key(self) -> str:
-        name = self.settings.api_key_env
-        key = os.environ.get(name, "") if name else ""
-        local = urlsplit(self.settings.base_url).hostname in ("127.0.0.1", "localhost", "::1")
-        if name and not key and not local:
-            raise ValueError(
-                f"api_key_env = {name!r}: this environment variable is not set, and the judge may want a key"
-            )
-        return key
+        self._key = os.environ.get(self.settings.api_key_env or "", "")
 
     async def ask(
         self,

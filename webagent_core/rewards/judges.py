@@ -107,19 +107,34 @@ class AgentQJudge(_CriteriaJudge):
         return self._criteria
 
 
-class OpenWebRLJudge(Judge):
-    """OpenWebRL's three layers (appendix A.4): -1, 0, or what the judge says (J in {0, 1}).
+def format_layers(trajectory: Trajectory) -> Reward | None:
+    """OpenWebRL's two layers before the judge (appendix A.4): -1, 0, or None, which passes the trajectory on.
 
     -1: format errors in a row ended the episode. 0: the format check fails, which is that the last response holds no
-    action, or (as in the authors' code) that the episode ended without a final answer. Neither asks the judge.
+    action, or (as in the authors' code) that the episode ended without a final answer.
+    """
+    if trajectory.exit_status is ExitStatus.FORMAT_ERROR:
+        return Reward(-1.0, reasons=("ended by format errors in a row",))
+    if trajectory.exit_status is not ExitStatus.ANSWERED:
+        return Reward(0.0, reasons=(f"no final answer: {trajectory.exit_status}",))
+    if not trajectory.steps or trajectory.steps[-1].action is None:
+        return Reward(0.0, reasons=("the last response holds no action",))
+    return None
+
+
+class OpenWebRLJudge(Judge):
+    """OpenWebRL's three layers (appendix A.4): -1 or 0 by `format_layers`, else what the judge says (J in {0, 1}).
 
     Args:
         screenshots: how many of the last pages the judge sees.
+        layers: False: the judge alone, of every trajectory.
     """
 
-    def __init__(self, client: JudgeClient, *, screenshots: int = 3, vision: bool = True) -> None:
+    def __init__(
+        self, client: JudgeClient, *, screenshots: int | None = 3, layers: bool = True, vision: bool = True
+    ) -> None:
         super().__init__(client, vision=vision)
-        self.screenshots = screenshots
+        self.screenshots, self.layers = screenshots, layers
 
     def chat(self, trajectory: Trajectory) -> list[dict[str, Any]]:
         shown = pages(trajectory, self.screenshots, vision=self.vision)
@@ -127,13 +142,8 @@ class OpenWebRLJudge(Judge):
         return prompts.chat(prompts.OPENWEBRL, parts, prompts.LABEL_FORMAT)
 
     async def score(self, trajectory: Trajectory) -> Reward:
-        if trajectory.exit_status is ExitStatus.FORMAT_ERROR:
-            return Reward(-1.0, reasons=("ended by format errors in a row",))
-        if trajectory.exit_status is not ExitStatus.ANSWERED:
-            return Reward(0.0, reasons=(f"no final answer: {trajectory.exit_status}",))
-        if not trajectory.steps or trajectory.steps[-1].action is None:
-            return Reward(0.0, reasons=("the last response holds no action",))
-        return await super().score(trajectory)
+        decided = format_layers(trajectory) if self.layers else None
+        return decided or await super().score(trajectory)
 
 
 class ReferenceJudge(Judge):

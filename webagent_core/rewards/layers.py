@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from webagent_core.episode.trajectory import Trajectory
@@ -54,10 +54,38 @@ class Layered(RewardManager):
         return await score_one(self.last, trajectory)
 
 
+class Mixed(RewardManager):
+    """UI-TARS-2 (arXiv:2509.02544), reward design: each task is scored by what there is for it.
+
+    Args:
+        facts: by group, else by task name: a text, the reference answer that `reference` compares with; None: no
+            program can tell, `outcome_model` says. A task that it does not name is scored by `program`.
+    """
+
+    def __init__(
+        self,
+        facts: Mapping[str, str | None],
+        *,
+        program: RewardManager,
+        reference: RewardManager | None = None,
+        outcome_model: RewardManager | None = None,
+    ) -> None:
+        self.facts, self.program, self.reference, self.outcome_model = facts, program, reference, outcome_model
+
+    async def score(self, trajectory: Trajectory) -> Reward:
+        key = trajectory.group if trajectory.group in self.facts else trajectory.task
+        if key not in self.facts:
+            return await score_one(self.program, trajectory)
+        manager = self.outcome_model if self.facts[key] is None else self.reference
+        if manager is None:
+            raise ValueError(f"facts of {key} = {self.facts[key]!r}, and nothing is there to score it with")
+        return await score_one(manager, trajectory)
+
+
 class WithFormat(RewardManager):
     """ARPO (arXiv:2505.16282, Eq. 2): r_t + weight * r_f, r_f = -1 if a response held no action, else 0.
 
-    The authors' code has weight 0.5.
+    The authors' code has weight 0.5. The outcome stays r_t, which is what its replay asks for.
     """
 
     def __init__(self, inner: RewardManager, *, weight: float = 1.0) -> None:
@@ -111,4 +139,6 @@ class LengthPenalty(RewardManager):
 def _plus(reward: Reward, amount: float, why: str) -> Reward:
     if not reward.valid or not amount:
         return reward
-    return replace(reward, value=reward.value + amount, reasons=(*reward.reasons, f"{amount:+g}: {why}"))
+    outcome = reward.value if reward.outcome is None else reward.outcome
+    reasons = (*reward.reasons, f"{amount:+g}: {why}")
+    return replace(reward, value=reward.value + amount, outcome=outcome, reasons=reasons)

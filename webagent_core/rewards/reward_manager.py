@@ -45,22 +45,27 @@ class Reward:
 
     Args:
         value: any finite number; None where the trajectory is invalid.
+        outcome: what the task came to, where `value` holds more than that (a penalty say). Success in metrics, filters
+            and replay is an outcome of at least 1. None: it is `value`.
         invalid: None, or an exit status that no policy can have caused (`env_error`, `judge_error`, `cancelled`).
         reasons: in words for people.
         evidence: JSON-like records of what the reward rests on, such as every reply of a judge.
 
     Raises:
-        ValueError: `value` is no finite number, or both or neither of `value` and `invalid` are given.
+        ValueError: `value` or `outcome` is no finite number, or both or neither of `value` and `invalid` are given.
     """
 
     value: float | None = None
     invalid: ExitStatus | None = None
     reasons: tuple[str, ...] = ()
     evidence: Evidence = ()
+    outcome: float | None = None
 
     def __post_init__(self) -> None:
+        if self.outcome is not None and not _is_number(self.outcome):
+            raise ValueError(f"outcome = {self.outcome!r} is not allowed: a finite number, or None")
         if self.invalid is None:
-            if isinstance(self.value, bool) or not isinstance(self.value, Real) or not math.isfinite(self.value):
+            if not _is_number(self.value):
                 raise ValueError(f"value = {self.value!r} is not allowed: a finite number, or None and `invalid`")
             object.__setattr__(self, "value", float(self.value))
             return
@@ -74,6 +79,10 @@ class Reward:
     @property
     def valid(self) -> bool:
         return self.invalid is None
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
 
 
 class RewardManager:
@@ -160,9 +169,10 @@ async def score_all(
 
 
 def record(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> None:
-    """Write the rewards into the trajectories: reward, evidence, and for an invalid one exit status and reason."""
+    """Write the rewards into the trajectories: reward, outcome, evidence; of an invalid one exit status and reason."""
     for trajectory, reward in zip(trajectories, rewards, strict=True):
         trajectory.reward = reward.value
+        trajectory.outcome = reward.outcome
         trajectory.evidence = [dict(each) for each in reward.evidence]
         if reward.invalid is not None:
             trajectory.exit_status = reward.invalid
