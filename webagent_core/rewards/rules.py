@@ -98,10 +98,16 @@ def fuzzy_judge(client: Any) -> Callable[[Any], RewardManager]:
 # ------------------------------------------------------------------------------------------------ gold steps
 
 
+# The value from which a step of the right type counts as done. Of a text or an element it is 0 or 1; a point loses its
+# distance, and within 14% of the screen is where AndroidInTheWild (arXiv:2307.10088) draws the line.
+DONE_FROM = 0.86
+
+
 class GoldStepReward(RewardManager):
     """HiconAgent (arXiv:2512.01763, Eq. 7): r = r^f + r^t + r^v of one answer to one step, against the gold action.
 
-    The trajectory has that one step. See `step_score`.
+    The trajectory has that one step. See `step_score`. Its outcome is 1 where the step is done, which is a matter of
+    type and value alone whatever the weights are; else 0.
 
     Args:
         gold: the right `Action` for each step, by group or task.
@@ -132,7 +138,8 @@ class GoldStepReward(RewardManager):
         parts = step_score(predicted_action, gold, text_f1=self.text_f1, point_scale=self.point_scale)
         value = sum(weight * part for weight, part in zip(self.weights, parts, strict=True))
         found = dict(zip(("format", "type", "value"), parts, strict=True))
-        return Reward(value, evidence=({"kind": "gold_step", "predicted": str(predicted), "gold": str(gold), **found},))
+        evidence = ({"kind": "gold_step", "predicted": str(predicted), "gold": str(gold), **found},)
+        return Reward(value, evidence=evidence, outcome=float(parts[:2] == (1, 1) and parts[2] >= DONE_FROM))
 
 
 def step_score(
