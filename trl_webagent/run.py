@@ -31,6 +31,8 @@ from webagent_core.report.run_directory import RunDirectory
 from webagent_core.report.summary import closing_lines, duration, success_by_task
 from webagent_core.report.text import one_line
 from webagent_core.report.viewer import write_report
+from webagent_core.rewards import Scoring
+from webagent_core.rewards.for_recipe import rewards_for
 from webagent_core.tasks.schedule import held_out_tasks, training_tasks
 from webagent_core.tasks.task import Task
 
@@ -45,6 +47,7 @@ class Run:
         self.report_to = report_to
         self.directory = RunDirectory(out)
         self.console = Console()
+        self.scoring = Scoring(rewards_for(recipe))
         self.update = 0
 
     def go(self) -> None:
@@ -137,7 +140,14 @@ class Run:
     def _play(self, rows: list[dict[str, Any]], generate: GenerateBatch) -> list[Trajectory]:
         self._bar.reset(1, total=len(rows))
         tasks = [Task(row["task"], row["seed"]) for row in rows]
-        return self.rollout.play(tasks, generate, progress=lambda _: self._bar.advance(1))
+
+        def ended(trajectory: Trajectory) -> None:
+            self._bar.advance(1)
+            self.scoring.submit(trajectory)
+
+        trajectories = self.rollout.play(tasks, generate, progress=ended)
+        self.scoring.finish(trajectories)
+        return trajectories
 
     def _keep(self, trajectories: list[Trajectory], advantages: list[float | None]) -> None:
         self.directory.log_trajectories(self.update + 1, "train", trajectories, advantages)

@@ -89,7 +89,7 @@ def _play_round(
         del left[:count]
     played = play([task for task in shares[rank] for _ in range(group_size)])
     own = [played[start : start + group_size] for start in range(0, len(played), group_size)]
-    outcomes = iter(gather_object([[t.reward if t.valid else None for t in group] for group in own]))
+    outcomes = iter(gather_object([[t.score for t in group] for group in own]))
     for of_rank, share in enumerate(shares):
         for index, task in enumerate(share):
             missing[of_rank] -= batch.offer(task, own[index] if of_rank == rank else [], next(outcomes))

@@ -216,9 +216,10 @@ class StepGRPOTrainer(GRPOTrainer):
         rewards[torch.tensor(broken, device=rewards.device)] = torch.nan
         weighted = (rewards * self.reward_weights.to(rewards.device)).nansum(dim=1)
         self._rewards = torch.where(rewards.isnan().all(dim=1), torch.nan, weighted).tolist()
-        # What the task says, where other functions shape the reward.
-        shaped = len(self.reward_funcs) > 1
-        self._outcomes = [None if not shaped or math.isnan(value) else value for value in rewards[:, 0].tolist()]
+        # What the task says, where a trajectory knows it or other functions shape the reward.
+        shaped, known = len(self.reward_funcs) > 1, gather_object([t.outcome for t in self._trajectories])
+        first = [None if not shaped or math.isnan(value) else value for value in rewards[:, 0].tolist()]
+        self._outcomes = [a if b is None else b for a, b in zip(first, known, strict=True)]
         return rewards
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from webagent_core.browser.chromium import find_chromium
 from webagent_core.cli import override
 from webagent_core.recipe import Recipe, load_recipe
+from webagent_core.rewards.for_recipe import check_rewards
 from webagent_core.tasks.demonstrations import check_demonstrated
 from webagent_core.tasks.miniwob import check_name
 
@@ -71,6 +72,7 @@ def checked_recipe(recipe_folder: Path, arguments: argparse.Namespace, checkpoin
     if recipe.rollout.temperature == 0:
         raise ValueError("rollout.temperature = 0: allowed are numbers > 0, or all attempts at a task would be equal")
     _check_model(recipe.policy.model)
+    check_rewards(recipe)
     if arguments.resume and not checkpoint:
         raise FileNotFoundError(f"--resume: {arguments.out} holds no checkpoint to go on from")
     if not arguments.resume and (arguments.out / "metrics.jsonl").exists():

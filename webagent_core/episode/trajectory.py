@@ -77,5 +77,10 @@ class Trajectory:
         return self.exit_status is not None and self.exit_status not in NOT_THE_POLICY and self.reward is not None
 
     @property
+    def score(self) -> float | None:
+        """What the task came to: what success, filters and replay look at. None: not valid."""
+        return (self.reward if self.outcome is None else self.outcome) if self.valid else None
+
+    @property
     def success(self) -> bool:
-        return self.valid and (self.reward if self.outcome is None else self.outcome) >= 1.0
+        return self.valid and self.score >= 1.0

@@ -11,7 +11,17 @@ from webagent_core.rewards.reward_manager import (
     record,
     score_all,
     score_one,
-    trl_reward,
 )
+from webagent_core.rewards.scoring import Scoring, trl_reward
 
-__all__ = ["JudgeError", "Reward", "RewardError", "RewardManager", "record", "score_all", "score_one", "trl_reward"]
+__all__ = [
+    "JudgeError",
+    "Reward",
+    "RewardError",
+    "RewardManager",
+    "Scoring",
+    "record",
+    "score_all",
+    "score_one",
+    "trl_reward",
+]

@@ -124,7 +124,7 @@ MANAGERS: dict[str, Manager] = {
     "reference": Manager(lambda parts: ReferenceJudge(parts.judge, parts.facts), ("judge", "facts")),
     "outcome_model": Manager(lambda parts: parts.outcome_model, ("outcome_model",)),  # a trained model (WebRL)
     "mixed": Manager(_mixed),  # program, reference or outcome model, as the task has it (UI-TARS-2)
-    "gold_step": Manager(_gold_step, ("gold",)),  # against the recorded action (HiconAgent)
+    "gold_step": Manager(_gold_step),  # against the recorded action (HiconAgent)
 }
 
 
@@ -137,8 +137,10 @@ def rewards_for(recipe: Recipe, *, gold: Facts | None = None) -> RewardManager:
     Raises:
         ValueError, FileNotFoundError, ModuleNotFoundError: see `check_rewards`.
     """
-    check_rewards(recipe, gold=gold)
+    check_rewards(recipe)
     section = recipe.reward
+    if section.manager == "gold_step" and gold is None:
+        raise ValueError("gold is missing: the reward manager gold_step compares with the recorded actions")
     known = MANAGERS.get(section.manager)
     manager = known.make(Parts(section, gold)) if known else load(section.manager)
     if section.layers and section.manager != "judge":
@@ -151,7 +153,7 @@ def rewards_for(recipe: Recipe, *, gold: Facts | None = None) -> RewardManager:
     return manager
 
 
-def check_rewards(recipe: Recipe, *, gold: Facts | None = None) -> None:
+def check_rewards(recipe: Recipe) -> None:
     """Raise, in one line that names setting, value and what is allowed, for a reward that cannot be had; cheap.
 
     Raises:
@@ -169,7 +171,7 @@ def check_rewards(recipe: Recipe, *, gold: Facts | None = None) -> None:
         load(section.manager)
         return
     needs = set(MANAGERS[section.manager].needs)
-    if "gold" in needs and gold is None:
+    if section.manager == "gold_step" and "responses" not in recipe.load_objective().inputs:
         raise ValueError(f"{who}: allowed only where recorded steps are answered; the recipe hiconagent does that")
     if "facts" in needs and not section.facts:
         raise ValueError(f"{who} needs reward.facts: a JSON file that says for each task what to look for")

@@ -179,27 +179,6 @@ def record(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> Non
         trajectory.detail = "; ".join(filter(None, reward.reasons)) or trajectory.detail
 
 
-def trl_reward(manager: RewardManager, *, concurrency: int = 64) -> Callable[..., list[float | None]]:
-    """`manager` as a TRL reward function: takes the column `trajectory`, gives a number or None (invalid) for each.
-
-    The trajectories are told too (`record`), so that counts by exit status, success metrics and dumps agree with the
-    loss. Managers run on an event loop of their own: a judge's connections live as long as the function.
-    """
-    from webagent_core.episode.rollout import EventLoopThread  # brings Playwright, which scoring itself does not need
-
-    loop: EventLoopThread | None = None
-
-    def reward(trajectory: Sequence[Trajectory], **_: Any) -> list[float | None]:
-        nonlocal loop
-        loop = loop or EventLoopThread()
-        rewards = loop.run(score_all(manager, trajectory, concurrency=concurrency))
-        record(trajectory, rewards)
-        return [each.value for each in rewards]
-
-    reward.__name__ = type(manager).__name__  # the name of TRL's metrics: rewards/<name>/mean
-    return reward
-
-
 def task_facts(source: Mapping[str, Any] | Callable[[Trajectory], Any], trajectory: Trajectory, what: str) -> Any:
     """What a task set says of a task (rubric, reference, gold step): `source` by group, else by task name, or called.
 
