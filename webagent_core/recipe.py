@@ -207,6 +207,7 @@ class Sampling(Section):
     recency_power: NonNegative | None = None  # weight of an iteration, by its place among those kept
     recency_window: Count | None = None  # iterations kept
     max_staleness: Annotated[int, Field(ge=0)] | None = None  # policy versions between sampling and training
+    candidate_tasks: Count | None = None  # single tasks (a name and a seed) to choose from; null: each name once
     task_trials: Count | None = None  # attempts at a task before training ...
     task_min_successes: Count | None = None  # ... of which so many must succeed
     replay_capacity: Count | None = None  # stored successes per task
