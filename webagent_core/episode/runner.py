@@ -57,6 +57,7 @@ class EpisodeRunner:
     screenshots: bool = True
     budget: Budget | None = None  # cuts a `ContextManager`'s chats to what fits; None: `Generate` says what does not
     coordinates: CoordinateSpace | None = None  # the policy acts at points, in this space; None: on elements
+    max_steps_of: Callable[[str], int] | None = None  # a task's own step limit, by its name; None: `limits.max_steps`
 
     def __post_init__(self) -> None:
         if self.budget and not isinstance(self.context, ContextManager):
@@ -148,8 +149,11 @@ class EpisodeRunner:
                 step.error = await page.act(self._on_page(action, seen, page))
             except ActionFailed as error:
                 step.error = str(error)
-        if trajectory.exit_status is None and len(trajectory.steps) >= self.limits.max_steps:
+        if trajectory.exit_status is None and len(trajectory.steps) >= self._most_steps(trajectory.task):
             trajectory.exit_status = ExitStatus.STEP_LIMIT
+
+    def _most_steps(self, task: str) -> int:
+        return self.max_steps_of(task) if self.max_steps_of else self.limits.max_steps
 
     def _prompt(self, trajectory: Trajectory, seen: Observation) -> Fit:
         goal, steps = trajectory.goal, trajectory.steps
