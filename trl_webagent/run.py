@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,16 @@ from webagent_core.report.text import one_line
 from webagent_core.report.viewer import write_report
 from webagent_core.rewards import Scoring
 from webagent_core.rewards.for_recipe import rewards_for
-from webagent_core.tasks.schedule import held_out_tasks, training_tasks
+from webagent_core.sampling.filters import NoSignal
+from webagent_core.sampling.state import Sampling
+from webagent_core.sampling.task_filter import describe_selection
+from webagent_core.tasks.schedule import held_out_tasks
 from webagent_core.tasks.task import Task
+
+
+def trainer_class(recipe: Recipe) -> type[StepGRPOTrainer]:
+    """The trainer of the recipe's method."""
+    return StepGRPOTrainer
 
 
 class Run:
@@ -48,9 +57,11 @@ class Run:
         self.directory = RunDirectory(out)
         self.console = Console()
         self.scoring = Scoring(rewards_for(recipe))
+        self.sampling = Sampling(recipe)
         self.update = 0
 
     def go(self) -> None:
+        """Raises NoSignal, after the report, when training ended because no task gives signal any more."""
         recipe, started = self.recipe, time.monotonic()
         self.directory.write_config(recipe.resolved())
         count_tokens = chat_counter(AutoTokenizer.from_pretrained(start_of(recipe)))
@@ -64,6 +75,8 @@ class Run:
             self.trainer = self._trainer(str(model))
             self._train(last_checkpoint(self.out) if self.resume else None)
         self._report(time.monotonic() - started)
+        if self.trainer.no_signal:
+            raise NoSignal(self.trainer.no_signal)
 
     def _train(self, checkpoint: str | None) -> None:
         updates = self.recipe.train.updates
@@ -74,10 +87,13 @@ class Run:
             self.console.say(f"resumed from update {self.update} of {updates}: {done}")
         else:
             self.evaluate("before")
+            if self.sampling.task_filter:
+                self._choose_tasks()
         started = time.monotonic()
         with self.console.progress(f"{self.recipe.type}: updates", updates) as self._bar:
             self._bar.add_task("episodes", total=self.recipe.rollout.groups_per_update * self.recipe.rollout.group_size)
-            self.trainer.train(resume_from_checkpoint=checkpoint)
+            if not self.trainer.no_signal:
+                self.trainer.train(resume_from_checkpoint=checkpoint)
         self.console.say(f"trained for {duration(time.monotonic() - started)}")
         self.evaluate("after")
         self.trainer.save_model(str(self.out / "policy"))
@@ -106,7 +122,7 @@ class Run:
             adam_beta2=train.adam_beta2,
             weight_decay=train.weight_decay,
             max_grad_norm=train.max_grad_norm,
-            shuffle_dataset=False,  # the order of tasks is drawn here, from the seed
+            shuffle_dataset=False,
             seed=train.seed,
             logging_steps=train.num_iterations,
             save_strategy="steps",
@@ -116,13 +132,16 @@ class Run:
             disable_tqdm=True,
             **cpu_arguments(),
         )
-        trainer = StepGRPOTrainer(
+        groups = train.updates * rollout.groups_per_update
+        trainer = trainer_class(self.recipe)(
             model,
             objective=self.recipe.load_objective(),
             play=self._play,
             on_trajectories=self._keep,
+            sampling=self.sampling,
             args=arguments,
-            train_dataset=Dataset.from_list(self._tasks()),
+            # The tasks are the sampling's: fixed by the seed, and more of them where a filter asks for more.
+            train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "a task"}]}] * groups),
             processing_class=tokenizer,
             peft_config=lora_config(policy.lora) if policy.lora else None,
             callbacks=[_MetricsLine(self)],
@@ -130,16 +149,10 @@ class Run:
         quiet(trainer)
         return trainer
 
-    def _tasks(self) -> list[dict[str, Any]]:
-        """One dataset row a group, in the order of training: the recipe's tasks in turn, always with another seed."""
-        return [
-            {"prompt": [{"role": "user", "content": task.group}], "task": task.name, "seed": task.seed}
-            for task in training_tasks(self.recipe)
-        ]
-
     def _play(self, rows: list[dict[str, Any]], generate: GenerateBatch) -> list[Trajectory]:
         self._bar.reset(1, total=len(rows))
         tasks = [Task(row["task"], row["seed"]) for row in rows]
+        self.rollout.runner.max_steps_of = lambda task: self.sampling.step_limits(task, self.sampling.update)
 
         def ended(trajectory: Trajectory) -> None:
             self._bar.advance(1)
@@ -148,6 +161,33 @@ class Run:
         trajectories = self.rollout.play(tasks, generate, progress=ended)
         self.scoring.finish(trajectories)
         return trajectories
+
+    def _choose_tasks(self) -> None:
+        """ARPO: train on those single tasks alone that the starting policy solves now and then."""
+        task_filter, tasks = self.sampling.task_filter, self.sampling.candidates
+        most = len(tasks) * task_filter.trials
+        with self.console.progress(f"task filter: {task_filter.trials} trials a task", most) as bar:
+
+            def play(attempts: Sequence[Task]) -> list[float | None]:
+                trajectories = self._play_apart(attempts, lambda _: bar.advance(0))
+                self.scoring.finish(trajectories)
+                return [trajectory.score for trajectory in trajectories]
+
+            tried = task_filter.select(tasks, play)
+        self.console.say(describe_selection(tried))
+        kept = [each.task for each in tried if each.kept]
+        if kept:
+            self.sampling.tasks.restrict(kept)
+        else:
+            self.trainer.no_signal = f"{describe_selection(tried)}: no task is left to train on"
+
+    def _play_apart(self, tasks: Sequence[Task], progress: Callable[[Trajectory], None]) -> list[Trajectory]:
+        """Play beside training with the policy as it is: random numbers of its own, and the run's last step limits."""
+        self.trainer.model.eval()
+        self.rollout.runner.max_steps_of = lambda task: self.sampling.step_limits(task, self.recipe.train.updates - 1)
+        with torch.random.fork_rng():
+            torch.manual_seed(self.recipe.train.seed)
+            return self.rollout.play(tasks, self.trainer.generate, progress=progress)
 
     def _keep(self, trajectories: list[Trajectory], advantages: list[float | None]) -> None:
         self.directory.log_trajectories(self.update + 1, "train", trajectories, advantages)
@@ -160,7 +200,7 @@ class Run:
         if "step_time" in logs:
             seconds["other"] = max(0.0, logs["step_time"] * self.recipe.train.num_iterations - sum(seconds.values()))
         kept = {key: logs[key] for key in KEPT_METRICS if logs.get(key) is not None}
-        kept |= {key: value for key, value in logs.items() if key.startswith("exit_status/")}
+        kept |= {key: value for key, value in logs.items() if key.startswith(("exit_status/", "groups/", "replay/"))}
         line = {"update": self.update, "phase": "train", **kept, **self.per_task, "seconds": seconds}
         self.directory.log_metrics(line)
         self.console.say(one_line(line, self.recipe.train.updates))
@@ -172,15 +212,13 @@ class Run:
     def evaluate(self, phase: str) -> None:
         """Success of the policy as it is now on held-out seeds, sampled as in training; the same pages every time."""
         tasks = held_out_tasks(self.recipe)
-        self.trainer.model.eval()
         if phase == "during":  # there is one bar on the screen at a time
             self._bar.reset(1, total=len(tasks))
             bar, row = nullcontext(self._bar), 1
         else:
             bar, row = self.console.progress(f"held-out seeds, {phase} training", len(tasks)), 0
-        with bar as bar, torch.random.fork_rng():
-            torch.manual_seed(self.recipe.train.seed)
-            trajectories = self.rollout.play(tasks, self.trainer.generate, progress=lambda _: bar.advance(row))
+        with bar as bar:
+            trajectories = self._play_apart(tasks, lambda _: bar.advance(row))
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
         line: dict[str, Any] = {"update": self.update, "phase": phase, "episodes": len(valid)}
         if valid:
@@ -207,7 +245,8 @@ class Run:
 
 KEPT_METRICS = (
     "success", "return", "steps", "trajectories", "invalid", "rows", "loss", "policy_loss", "kl", "ratio", "clip_ratio",
-    "entropy", "grad_norm", "learning_rate", "tokens_per_second", "browser_steps_per_second",
+    "behave_weight", "staleness", "entropy", "grad_norm", "learning_rate", "tokens_per_second",
+    "browser_steps_per_second",
 )  # fmt: skip
 
 

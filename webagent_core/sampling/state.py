@@ -47,6 +47,7 @@ class Sampling:
         staleness: batches between the play of a batch and the update that it is for.
         replay: the buffer of earlier successes.
         task_filter: the choice of tasks before training; put what it keeps into `tasks.restrict`.
+        candidates: the single tasks that it chooses from.
         phases: new tasks after each phase; put them into `tasks.add`.
         generator: what makes them.
     """
@@ -69,6 +70,8 @@ class Sampling:
         buffers = (kind.of(recipe) for kind in (SuccessReplay, PerplexityReplay, RecentReplay))
         self.replay: Replay | None = next((buffer for buffer in buffers if buffer is not None), None)
         self.task_filter = TaskFilter.of(recipe)
+        count = (recipe.sampling.candidate_tasks if recipe.sampling else None) or len(recipe.tasks.names)
+        self.candidates = TaskSource.of(recipe).next(count) if self.task_filter else []
         self.phases = TaskPhases.of(recipe)
         if generator is None and self.phases and all(name.startswith(PREFIX) for name in recipe.tasks.names):
             generator = MiniWoBVariations(recipe.tasks.train_seeds, self.seed)
