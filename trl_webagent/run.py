@@ -34,6 +34,7 @@ from webagent_core.report.text import one_line
 from webagent_core.report.viewer import write_report
 from webagent_core.rewards import Scoring
 from webagent_core.rewards.for_recipe import rewards_for
+from webagent_core.rewards.reward_manager import RewardManager
 from webagent_core.sampling.filters import NoSignal
 from webagent_core.sampling.state import Sampling
 from webagent_core.sampling.task_filter import describe_selection
@@ -43,6 +44,10 @@ from webagent_core.tasks.task import Task
 
 def trainer_class(recipe: Recipe) -> type[StepGRPOTrainer]:
     """The trainer of the recipe's method."""
+    if "responses" in recipe.load_objective().inputs:
+        from trl_webagent.hcpo_trainer import HCPOTrainer
+
+        return HCPOTrainer
     return StepGRPOTrainer
 
 
@@ -56,9 +61,12 @@ class Run:
         self.report_to = report_to
         self.directory = RunDirectory(out)
         self.console = Console()
-        self.scoring = Scoring(rewards_for(recipe))
+        self.scoring = Scoring(self._rewards())
         self.sampling = Sampling(recipe)
         self.update = 0
+
+    def _rewards(self) -> RewardManager:
+        return rewards_for(self.recipe)
 
     def go(self) -> None:
         """Raises NoSignal, after the report, when training ended because no task gives signal any more."""
@@ -132,22 +140,26 @@ class Run:
             disable_tqdm=True,
             **cpu_arguments(),
         )
-        groups = train.updates * rollout.groups_per_update
         trainer = trainer_class(self.recipe)(
             model,
             objective=self.recipe.load_objective(),
             play=self._play,
             on_trajectories=self._keep,
-            sampling=self.sampling,
             args=arguments,
-            # The tasks are the sampling's: fixed by the seed, and more of them where a filter asks for more.
-            train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "a task"}]}] * groups),
+            **self._batches(),
             processing_class=tokenizer,
             peft_config=lora_config(policy.lora) if policy.lora else None,
             callbacks=[_MetricsLine(self)],
         )
         quiet(trainer)
         return trainer
+
+    def _batches(self) -> dict[str, Any]:
+        """What the trainer's batches are made of."""
+        # The tasks are the sampling's: fixed by the seed, and more of them where a filter asks for more.
+        groups = self.recipe.train.updates * self.recipe.rollout.groups_per_update
+        rows = [{"prompt": [{"role": "user", "content": "a task"}]}] * groups
+        return {"sampling": self.sampling, "train_dataset": Dataset.from_list(rows)}
 
     def _play(self, rows: list[dict[str, Any]], generate: GenerateBatch) -> list[Trajectory]:
         self._bar.reset(1, total=len(rows))
@@ -226,9 +238,13 @@ class Run:
             line["steps"] = sum(len(trajectory.steps) for trajectory in valid) / len(valid)
         statuses = Counter(trajectory.exit_status for trajectory in trajectories)
         line |= {f"exit_status/{status}": statuses[status] for status in ExitStatus}
-        self.directory.log_metrics(line | success_by_task(trajectories))
+        self.directory.log_metrics(line | success_by_task(trajectories) | self._also_measured())
         self.directory.log_trajectories(self.update, phase, trajectories, None)
         self.console.say(one_line(line))
+
+    def _also_measured(self) -> dict[str, float]:
+        """What an evaluation says beside success on held-out seeds."""
+        return {}
 
     def _report(self, seconds: float) -> None:
         plot_learning_curve(self.directory, self.out / "learning_curve.png")
@@ -244,8 +260,8 @@ class Run:
 
 
 KEPT_METRICS = (
-    "success", "return", "steps", "trajectories", "invalid", "rows", "loss", "policy_loss", "kl", "ratio", "clip_ratio",
-    "behave_weight", "staleness", "entropy", "grad_norm", "learning_rate", "tokens_per_second",
+    "success", "return", "steps", "trajectories", "invalid", "rows", "loss", "policy_loss", "kl", "consistency", "ratio",
+    "clip_ratio", "behave_weight", "staleness", "entropy", "grad_norm", "learning_rate", "tokens_per_second",
     "browser_steps_per_second",
 )  # fmt: skip
 
