@@ -35,6 +35,7 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import pad, use_adapter
 
+from trl_webagent.image_rows import ImageInputs, open_pictures, picture_urls
 from trl_webagent.sampled_batch import SampledBatch, play_batch
 from trl_webagent.step_grpo_config import StepGRPOConfig
 from webagent_core.episode.rollout import GenerateBatch
@@ -113,6 +114,7 @@ class StepGRPOTrainer(GRPOTrainer):
         args.beta = beta
         logging.getLogger("trl.trainer.grpo_trainer").addFilter(_not_about_unscored_rows)
         super().__init__(model, reward_funcs=reward_funcs, args=args, rollout_func=_rollout, **kwargs)
+        self._images = ImageInputs(self.processing_class) if self._is_vlm else None  # None: a policy that only reads
         self.add_callback(_NoStepWithoutRows(self))
         self.add_callback(_EndWithoutSignal(self))
 
@@ -120,7 +122,9 @@ class StepGRPOTrainer(GRPOTrainer):
 
     def generate(self, chats: list[list[dict]]) -> list[Response | ContextOverflow]:
         """One sampled answer a chat from the policy as it is now; a chat that does not fit gives a ContextOverflow."""
-        prompt_ids, _, _ = self._tokenize_prompts(chats)
+        if self._images:
+            chats = open_pictures(chats)
+        prompt_ids, images, fields = self._tokenize_prompts(chats)
         limit = self.args.max_context_tokens
         fits = [not limit or len(ids) + self.max_completion_length <= limit for ids in prompt_ids]
         answers: list[Response | ContextOverflow] = [
@@ -130,7 +134,12 @@ class StepGRPOTrainer(GRPOTrainer):
         fitting = [index for index, fit in enumerate(fits) if fit]
         if not fitting:
             return answers
-        response_ids, _ = self._generate_single_turn([prompt_ids[i] for i in fitting], None, {}, num_generations=1)
+        if not self._images:
+            images, fields = None, {}
+        elif len(fitting) < len(chats):
+            _, images, fields = self._tokenize_prompts([chats[i] for i in fitting])
+        fitting_ids = [prompt_ids[i] for i in fitting]
+        response_ids, _ = self._generate_single_turn(fitting_ids, images, fields, num_generations=1)
         texts = self._tokenizer.batch_decode(response_ids, skip_special_tokens=True)
         for index, ids, text in zip(fitting, response_ids, texts, strict=True):
             cut = not ids or ids[-1] not in self.eos_token_ids
@@ -360,8 +369,9 @@ class StepGRPOTrainer(GRPOTrainer):
         batch["advantages"] = self._advantages(rows, lengths).to(self.accelerator.device)
         return batch
 
-    def _tokens(self, steps: list[Step], filler: int = 0) -> dict[str, torch.Tensor]:
-        """Prompts and responses of steps, padded, with `filler` rows of one token behind them."""
+    def _tokens(self, steps: list[Step], filler: int = 0) -> dict[str, Any]:
+        """Prompts and responses of steps, padded, with `filler` rows of one token behind them; a list of the pictures
+        that each row shows, if the policy sees."""
         pad_id = self._tokenizer.pad_token_id
         nothing = [torch.tensor([pad_id])] * filler
         prompts = [torch.tensor(step.prompt_ids, dtype=torch.long) for step in steps] + nothing
@@ -372,7 +382,10 @@ class StepGRPOTrainer(GRPOTrainer):
             "completion_ids": pad(responses, pad_id, "right"),
             "completion_mask": pad([torch.ones_like(ids) for ids in responses], 0, "right"),
         }
-        return {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
+        batch = {name: tensor.to(self.accelerator.device) for name, tensor in batch.items()}
+        if self._images:
+            batch["pictures"] = [picture_urls(step.messages) for step in steps] + [[]] * filler
+        return batch
 
     @staticmethod
     def _advantages(rows: list[Any], lengths: list[int]) -> torch.Tensor:
@@ -415,23 +428,27 @@ class StepGRPOTrainer(GRPOTrainer):
         size = self.args.max_rows_per_forward or len(order)
         chunks = []
         for rows in order.split(size):
-            part = {name: tensor[rows] for name, tensor in batch.items() if tensor is not None and tensor.ndim}
+            part = {name: value[rows] for name, value in batch.items() if torch.is_tensor(value) and value.ndim}
             prompt, response = int(prompts[rows].max()), int(responses[rows].max())
             for name, tensor in part.items():
                 if name.startswith("prompt_"):
                     part[name] = tensor[:, -prompt:]
                 elif tensor.ndim == 2:
                     part[name] = tensor[:, :response]
+            if self._images:
+                part["pictures"] = [batch["pictures"][row] for row in rows.tolist()]
             chunks.append((rows, part))
         return chunks
 
     def _forward(self, model: Any, rows: dict[str, Any], *, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
         logps, entropies, _ = super()._get_per_token_logps_and_entropies(
             model,
-            torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1),
+            ids,
             torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1),
             rows["completion_ids"].size(1),
             compute_entropy=entropy,
+            **(self._images(ids, rows["pictures"]) if self._images else {}),
         )
         return logps, entropies
 

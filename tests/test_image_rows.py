@@ -1,0 +1,241 @@
+"""A policy that sees, trained on rows with pictures: each row is scored with its own, as it was when it was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from PIL import Image, ImageDraw
+from transformers import AutoConfig, AutoModelForImageTextToText, TrainerCallback
+
+from trl_webagent import StepGRPOConfig, StepGRPOTrainer
+from trl_webagent.image_rows import ImageInputs, picture_urls
+from webagent_core.episode.pictures import picture_part, pictures_of
+from webagent_core.episode.runner import ContextOverflow
+from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
+from webagent_core.objectives import load_objective
+from webagent_core.policy.tiny_vision import build_vision_policy, load_processing_class, write_start
+
+G = 4
+TEXTS = ["Task: Press the red button", "Feedback: the page did not change", "Task: Press the button on the left now"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Path:
+    """Folder of a tiny policy that sees, with random weights."""
+    folder = tmp_path_factory.mktemp("sees")
+    write_start(folder, TEXTS * 3, hidden=48, layers=2, heads=2, vision_hidden=32, vision_layers=1)
+    build_vision_policy(AutoConfig.from_pretrained(folder), seed=1).save_pretrained(folder)
+    return folder
+
+
+def picture(number: int, size: tuple[int, int] = (64, 96)) -> dict:
+    """A page with one box, somewhere else and of another colour for every number."""
+    image = Image.new("RGB", size, "white")
+    left, upper = 5 * number % (size[0] - 30), 11 * number % (size[1] - 30)
+    colour = (37 * number % 256, 91 * number % 256, 200)
+    ImageDraw.Draw(image).rectangle((left, upper, left + 25, upper + 25), fill=colour)
+    image.save(data := BytesIO(), "JPEG")
+    return picture_part(data.getvalue())
+
+
+def chat(number: int, pictures: int) -> list[dict]:
+    """A chat that shows so many pictures of different sizes, over as many turns, and says more or less besides."""
+    said = {"type": "text", "text": TEXTS[number % len(TEXTS)]}
+    if pictures == 0:
+        return [{"role": "user", "content": said["text"]}]
+    turns = []
+    for index in range(pictures):
+        size = (64, 96) if (number + index) % 2 else (128, 64)
+        turns.append({"role": "user", "content": [said] * (index == 0) + [picture(7 * number + index, size)]})
+        turns.append({"role": "assistant", "content": "Action: click(7, 12)"})
+    return turns[:-1]
+
+
+PICTURES = (1, 3, 0, 2, 1, 1)  # in the chats of one batch
+
+
+@pytest.fixture(scope="module")
+def chats() -> list[list[dict]]:
+    return [chat(number, pictures) for number, pictures in enumerate(PICTURES)]
+
+
+def load(start: Path) -> Any:
+    return AutoModelForImageTextToText.from_pretrained(start, dtype=torch.float32)
+
+
+def trainer_of(start: Path, out: Path, play: Callable, **changed: Any) -> StepGRPOTrainer:
+    peft, callbacks = changed.pop("peft_config", None), changed.pop("callbacks", None)
+    values = {
+        "output_dir": str(out),
+        "num_generations": G,
+        "per_device_train_batch_size": 2 * G,
+        "gradient_accumulation_steps": 1,
+        "max_steps": 1,
+        "max_completion_length": 5,
+        "learning_rate": 1e-2,
+        "max_grad_norm": 0.0,
+        "shuffle_dataset": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": 3,
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+    }
+    names = ["one", "other"]
+    return StepGRPOTrainer(
+        load(start),
+        objective=load_objective("openwebrl"),
+        play=play,
+        args=StepGRPOConfig(**(values | changed)),
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": n}], "task": n} for n in names]),
+        processing_class=load_processing_class(str(start)),
+        peft_config=peft,
+        callbacks=callbacks,
+    )
+
+
+def step(messages: list[dict], answer: Any) -> Step:
+    return Step("", "", messages, answer.text, prompt_ids=answer.prompt_ids, response_ids=answer.response_ids)
+
+
+def playing(rows: list[dict], generate: Callable) -> list[Trajectory]:
+    """Attempts of one or two steps with 0 to 3 pictures; every other one succeeds."""
+    trajectories = []
+    for number, row in enumerate(rows):
+        steps = []
+        for turn in range(1 + number % 2):
+            messages = chat(number + turn, PICTURES[(number + turn) % len(PICTURES)])
+            steps.append(step(messages, generate([messages])[0]))
+        reward = float(number % 2)
+        trajectories.append(
+            Trajectory(row["task"], number, row["task"], "", steps, ExitStatus.ANSWERED, reward=reward)
+        )
+    return trajectories
+
+
+def recorded(trainer: StepGRPOTrainer) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """From now on, (sampled tokens, their log-probabilities in that very call) of each `generate`, padded."""
+    calls, generate = [], trainer.model.generate
+
+    def recording(**inputs: Any) -> torch.Tensor:
+        out = generate(**inputs, return_dict_in_generate=True, output_logits=True)
+        tokens = out.sequences[:, inputs["input_ids"].size(1) :]
+        logps = torch.stack(out.logits, dim=1).log_softmax(-1)
+        calls.append((tokens, logps.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)))
+        return out.sequences
+
+    trainer.model.generate = recording
+    return calls
+
+
+@pytest.mark.parametrize("size", [1, 2, None])
+def test_rows_get_the_log_probabilities_that_their_tokens_were_sampled_with(start, chats, tmp_path, size):
+    trainer = trainer_of(start, tmp_path, playing, max_rows_per_forward=size)
+    calls = recorded(trainer)
+    steps = [step(messages, answer) for messages, answer in zip(chats, trainer.generate(chats), strict=True)]
+    (_, sampled), batch = calls[0], trainer._tokens(steps)
+    with torch.no_grad():
+        logps = trainer._logps(trainer.model, batch)
+    mask = batch["completion_mask"].bool()
+    assert mask.sum() > len(chats)
+    assert float((logps - sampled[:, : logps.size(1)])[mask].abs().max()) < 1e-4
+
+
+def test_image_tokens_of_a_prompt_are_as_many_as_its_pictures_fill(start, chats, tmp_path):
+    trainer = trainer_of(start, tmp_path, playing)
+    processor, token = trainer.processing_class, trainer.processing_class.image_token_id
+    for messages, answer in zip(chats, trainer.generate(chats), strict=True):
+        shown = pictures_of(messages)
+        grids = processor.image_processor(images=shown, return_tensors="pt")["image_grid_thw"] if shown else None
+        filled = int(grids.prod(1).sum()) // 4 if shown else 0
+        assert answer.prompt_ids.count(token) == filled
+        assert token not in answer.response_ids
+
+
+def test_a_row_is_scored_with_its_own_pictures(start, chats, tmp_path):
+    trainer = trainer_of(start, tmp_path, playing, max_rows_per_forward=2)
+    steps = [step(messages, answer) for messages, answer in zip(chats, trainer.generate(chats), strict=True)]
+    batch = trainer._tokens(steps)
+    with torch.no_grad():
+        before = trainer._logps(trainer.model, batch)
+        sizes = [shown.size for shown in pictures_of(steps[3].messages)]
+        batch["pictures"][3] = picture_urls([{"content": [picture(50 + i, size) for i, size in enumerate(sizes)]}])
+        after = trainer._logps(trainer.model, batch)
+    changed = ((before - after).abs() > 1e-6).any(1).tolist()
+    assert changed == [False, False, False, True, False, False]
+
+
+def test_a_row_whose_pictures_are_missing_is_refused(start, chats):
+    processor = load_processing_class(str(start))
+    ids = torch.tensor([[processor.image_token_id, 95, 96], [95, 96, 97]])
+    with pytest.raises(ValueError, match="row 0 has 1 image tokens and 0 pictures that fill 0"):
+        ImageInputs(processor)(ids, [[], []])
+    with pytest.raises(ValueError, match="row 1 has 0 image tokens and 1 pictures that fill 6"):
+        ImageInputs(processor)(ids[1:].repeat(2, 1), [[], picture_urls([{"content": [picture(1)]}])])
+
+
+class Gradients(TrainerCallback):
+    def __init__(self) -> None:
+        self.last: dict[str, torch.Tensor] = {}
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.last = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_gradients_reach_the_vision_tower_and_do_not_depend_on_how_rows_are_split(start, tmp_path):
+    seen = []
+    for size in (None, 1):
+        trainer = trainer_of(start, tmp_path, playing, max_rows_per_forward=size, callbacks=[g := Gradients()])
+        trainer.train()
+        seen.append(g.last)
+    whole, single = seen
+    assert float(whole["model.visual.patch_embed.proj.weight"].abs().max()) > 1e-4
+    largest = max(float(gradient.abs().max()) for gradient in whole.values())
+    for name, gradient in whole.items():
+        assert float((gradient - single[name]).abs().max()) < 1e-5 * largest, name
+
+
+def test_pictures_follow_their_rows_through_shuffling_and_splitting(start, tmp_path):
+    """Log-probabilities are stored before TRL shuffles and splits the batch: the ratio is 1 only if they do."""
+    trainer = trainer_of(
+        start, tmp_path, playing, gradient_accumulation_steps=2, per_device_train_batch_size=G, num_iterations=2,
+        max_steps=2, learning_rate=1e-9,
+    )  # fmt: skip
+    trainer.train()
+    ratios = [line["ratio"] for line in trainer.state.log_history if "ratio" in line]
+    assert len(ratios) == 2
+    assert ratios == pytest.approx([1.0, 1.0], abs=1e-5)
+
+
+def test_lora_trains_a_policy_that_sees(start, tmp_path):
+    peft = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = trainer_of(start, tmp_path, playing, peft_config=peft)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    moved = [name for name, p in trainer.model.named_parameters() if not torch.equal(before[name], p)]
+    assert any("visual" in name for name in moved) and any("language_model" in name for name in moved)
+    assert all("lora_" in name for name in moved)
+
+
+def test_a_chat_with_too_many_pictures_ends_its_episode_alone(start, chats, tmp_path):
+    trainer = trainer_of(start, tmp_path, playing, max_context_tokens=50)
+    answers = trainer.generate(chats)
+    assert [isinstance(answer, ContextOverflow) for answer in answers] == [False, True, False, False, False, False]
