@@ -260,8 +260,8 @@ class Run:
 
 
 KEPT_METRICS = (
-    "success", "return", "steps", "trajectories", "invalid", "rows", "loss", "policy_loss", "kl", "consistency", "ratio",
-    "clip_ratio", "behave_weight", "staleness", "entropy", "grad_norm", "learning_rate", "tokens_per_second",
+    "success", "return", "steps", "trajectories", "invalid", "rows", "loss", "policy_loss", "kl", "consistency",
+    "ratio", "clip_ratio", "behave_weight", "staleness", "entropy", "grad_norm", "learning_rate", "tokens_per_second",
     "browser_steps_per_second",
 )  # fmt: skip
 
