@@ -217,7 +217,10 @@ class Sampling(Section):
     new_tasks_per_phase: Count | None = None
     new_task_min_value: Fraction | None = None  # window of the critic's value in which a new task is kept
     new_task_max_value: Fraction | None = None
+    recorded_steps: str | None = None  # folder of a recording (tasks/recorded_steps.py); null: made of demonstrations
     training_steps: Count | None = None  # single steps drawn from a data set
+    history_steepness: NonNegative | None = None  # how much a drawn history's length leans to the whole; null: no draw
+    history_ramp: Rate | None = None  # that lean is complete after 1/ramp of all updates
 
 
 class Critic(Section):
