@@ -238,6 +238,16 @@ class Search(Section):
     threshold: NonNegative | None = None  # difference in Q from which two actions make a pair
     iterations: Count | None = None
     depth: Count | None = None
+    most_actions: Count | None = None  # acted out in one search, restoring included
+    ranking: Literal["asked", "likelihood"] | None = None  # ask the policy which proposal is best, or take its likeliest
+
+
+class Pairs(Section):
+    """Preference pairs: rounds of gathering them with the policy as it is and of training on them."""
+
+    rounds: Count | None = None  # the updates are spread over them evenly
+    per_update: Count | None = None  # pairs in one update
+    file: str | None = None  # a pairs.jsonl to train on instead of gathering
 
 
 class Recipe(Section):
@@ -257,6 +267,7 @@ class Recipe(Section):
     sampling: Sampling | None = None
     critic: Critic | None = None
     search: Search | None = None
+    pairs: Pairs | None = None
     provenance: dict[str, str]  # "train.learning_rate" -> "paper", "released", "ours" or "override"; defaults are ours
 
     def load_objective(self) -> Any:
@@ -283,7 +294,7 @@ class Recipe(Section):
         return plain
 
 
-OPTIONAL = ("context", "sampling", "critic", "search")
+OPTIONAL = ("context", "sampling", "critic", "search", "pairs")
 SECTIONS = ("objective", "rollout", "train", "tasks", "policy", "browser", "reward", *OPTIONAL)
 
 

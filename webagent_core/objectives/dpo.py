@@ -13,6 +13,7 @@ class DPO(Objective):
     """L = -mean over pairs of log sigmoid(beta log pi/pi_ref(chosen) - beta log pi/pi_ref(rejected))."""
 
     inputs: ClassVar[tuple[str, ...]] = ("pairs",)
+    stored_reference: ClassVar[bool] = False  # the reference is what was stored at sampling, not a model in memory
 
     beta: Positive = 0.1
 
@@ -50,3 +51,4 @@ class AgentQ(DPO):
     """
 
     name: ClassVar[str] = "agentq"
+    stored_reference: ClassVar[bool] = True

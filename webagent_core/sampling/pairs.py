@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from webagent_core.episode.actions import FormatError, parse_action
@@ -31,7 +33,7 @@ class Pair:
     messages: list[dict]
     chosen: Answer
     rejected: Answer
-    source: Literal["search", "correction"]
+    source: Literal["search", "correction", "file"]
     prompt_ids: list[int] = field(default_factory=list)
     margin: float | None = None  # difference in Q
 
@@ -42,6 +44,30 @@ class Pair:
 
 def pair_of(record: dict[str, Any]) -> Pair:
     return Pair(**record | {side: Answer(**record[side]) for side in ("chosen", "rejected")})
+
+
+def load_pairs(path: Path) -> list[Pair]:
+    """The pairs of a .jsonl file, one `Pair.record` a line. A line needs no more than
+
+        {"task": "...", "messages": [chat], "chosen": {"text": "..."}, "rejected": {"text": "..."}}
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line is no pair; it is named by its number.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"pairs.file = {str(path)!r}: there is no such file")
+    pairs = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            record = {"source": "file", **json.loads(line)}
+            for side in ("chosen", "rejected"):
+                record[side] = {"action": None, **record[side]}
+            pairs.append(pair_of(record))
+        except (ValueError, TypeError, KeyError) as error:
+            allowed = "an object with task, messages, chosen.text and rejected.text"
+            raise ValueError(f"{path}, line {number}: {type(error).__name__}: {error}; allowed is {allowed}") from None
+    return pairs
 
 
 @dataclass(frozen=True)

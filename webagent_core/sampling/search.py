@@ -41,11 +41,19 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class State:
-    """h_t of the paper: the goal, all actions so far and the page as it is now."""
+    """h_t of the paper: the goal, all actions so far and the page as it is now.
+
+    An action is both what the page was told, in one line, and what the policy said when it chose it (`responses`).
+    """
 
     goal: str
     actions: tuple[str, ...]
     observation: str
+    responses: tuple[str, ...] = ()
+
+    def after(self, answer: Answer, observation: str) -> State:
+        """The state that an answer leads to."""
+        return State(self.goal, (*self.actions, answer.action), observation, (*self.responses, answer.text))
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,7 @@ class SearchSettings:
     iterations: int = 10
     depth: int = 6  # actions of an attempt
     most_actions: int | None = None  # acted out in all, restoring included; no iteration begins beyond it
+    ranking: str = "asked"  # how the policy ranks its proposals: asked for the best, or by their likelihood
 
     def __post_init__(self) -> None:
         if self.proposals < 2 or self.iterations < 1 or self.depth < 1 or not 0 <= self.mix <= 1:
@@ -236,14 +245,14 @@ async def _attempt(
 
     await _restore(tree, environment, node)
     seen = await _act(tree, environment, edge.answer.action)
-    actions = (*node.state.actions, edge.answer.action)
-    edge.child = Node(State(environment.goal, actions, seen.observation), seen)
-    while not seen.done and len(actions) < settings.depth:
-        answers = (await policy.propose(State(environment.goal, actions, seen.observation), 1)).answers
+    state = node.state.after(edge.answer, seen.observation)
+    edge.child = Node(state, seen)
+    while not seen.done and len(state.actions) < settings.depth:
+        answers = (await policy.propose(state, 1)).answers
         if not answers or answers[0].action is None:
             return 0.0
         seen = await _act(tree, environment, answers[0].action)
-        actions = (*actions, answers[0].action)
+        state = state.after(answers[0], seen.observation)
     return seen.reward if seen.done else 0.0
 
 
