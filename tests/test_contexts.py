@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -236,6 +237,145 @@ def test_hiconagent_shows_a_history_with_pictures_or_without():
         HiconAgentContext(history="short")
 
 
+# --- The same rules for a policy that reads: text wherever a picture would stand ---
+
+VISUAL = sorted(name for name in CONTEXTS if issubclass(CONTEXTS[name], ScreenshotContext))
+OLD = "Simplified HTML"
+
+
+def read(number: int, error: str | None = None) -> Step:
+    """A step on elements; its page is told from the others by its number."""
+    response = f"I want tea{number}.\nMemory: m{number}\nAction: click({number})"
+    return Step("", f"Tea{number} {number} <button>", [], response, Action("click", element=str(number)), error)
+
+
+def said(name: str, steps: list[Step], page: str = "now", **settings) -> list[str]:
+    return [message["content"] for message in CONTEXTS[name](observation="text", **settings).messages("g", steps, page)]
+
+
+FIVE = [read(number) for number in range(1, 6)]
+RESPONSES = [each.response for each in FIVE]
+PAGES = [each.observation for each in FIVE]
+THOUGHTS = [f"{n}. I want tea{n}.\nMemory: m{n}" for n in range(1, 6)]
+SUMMARY = [f"- I want tea{n}. -> click({n})" for n in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "chat"),
+    [
+        ("webgym", {}, ["Task: g\nMemory: m5\nnow"]),
+        (
+            "webgym",
+            {"history_screenshots": 3},
+            [f"Task: g\nMemory: m5\n{PAGES[3]}", RESPONSES[3], PAGES[4], RESPONSES[4], "now"],
+        ),
+        ("asyncwebrl", {}, ["Task: g", RESPONSES[4], "now"]),
+        (
+            "openwebrl",
+            {},
+            ["\n".join(["Task: g", "Thoughts so far:", *THOUGHTS, "Feedback: the page changed; new on it: now\nnow"])],
+        ),
+        (
+            "arpo",
+            {},
+            [f"Task: g\n{PAGES[0]}", *[x for pair in zip(RESPONSES, [*PAGES[1:], "now"], strict=True) for x in pair]],
+        ),
+        (
+            "uitars",
+            {"history_screenshots": 2},
+            [f"Task: g\n{OLD}", RESPONSES[0], OLD, RESPONSES[1], OLD, RESPONSES[2], OLD, RESPONSES[3], PAGES[4],
+             RESPONSES[4], "now"],
+        ),  # fmt: skip
+        (
+            "uitars2",
+            {"history_screenshots": 2},
+            ["\n".join(["Task: g", "Earlier:", *SUMMARY[:4], PAGES[4]]), RESPONSES[4], "now"],
+        ),
+        (
+            "hiconagent",
+            {},
+            ["\n".join(["Task: g", *[f"{page}\n{n}. click({n})" for n, page in enumerate(PAGES, 1)], "now"])],
+        ),
+        (
+            "hiconagent",
+            {"history": "compressed"},
+            ["\n".join(["Task: g", *[f"{n}. click({n})" for n in range(1, 6)], "now"])],
+        ),
+    ],
+)
+def test_a_page_as_text_stands_where_the_paper_shows_its_picture(name, settings, chat):
+    assert said(name, FIVE, **settings) == chat
+    assert said(name, [], **settings) == ["Task: g\nnow"]
+
+
+@pytest.mark.parametrize("name", VISUAL)
+def test_pages_come_and_go_as_pictures_do(name):
+    """The number of the page behind each picture, and the pages in the text, are the same at every step."""
+    steps: list[Step] = []
+    for number in range(1, 10):
+        steps.append(replace(step(number), observation=f"(page {number})"))
+        by_picture = CONTEXTS[name]().messages("g", steps, "(page 10)", jpeg(10))
+        by_text = CONTEXTS[name](observation="text").messages("g", steps, "(page 10)", None)
+        assert [message["role"] for message in by_picture] == [message["role"] for message in by_text]
+        contents = "\n".join(message["content"] for message in by_text)
+        pages = [int(found) for found in re.findall(r"^\(page (\d+)\)$", contents, re.M)]
+        assert pages == pictures(by_picture) and pages[-1] == 10
+        gone = [message["content"].count(OLD) for message in by_text]
+        assert gone == [str(message["content"]).count("Screenshot left out") for message in by_picture]
+
+
+@pytest.mark.parametrize("name", VISUAL)
+def test_the_prompt_of_a_policy_that_reads_is_that_of_elements(name):
+    context = CONTEXTS[name](observation="text")
+    assert context.shows_page and context.prompt.startswith(SYSTEM_PROMPT) and "(x,y)" not in context.prompt
+    assert context.prompt[len(SYSTEM_PROMPT) :] == CONTEXTS[name].prompt[len(SCREENSHOT_PROMPT) :]
+    assert ("`Memory: ...`" in context.prompt) == (name in ("webgym", "asyncwebrl"))
+    with pytest.raises(ValueError, match="observation = 'html' is not allowed: one of screenshot, text"):
+        CONTEXTS[name](observation="html")
+
+
+def test_thoughts_are_read_in_the_grammar_of_the_policy():
+    at_point = "Go there.\nAction: click(start_box='(1,2)')"
+    json = '<think>No. {"action": "click"}</think>Press 3\nAction: type(3, "a\\nclick(4)")'
+    steps = [replace(read(1), response=json)]
+    assert "\n1. No. {\"action\": \"click\"}Press 3\nFeedback" in said("openwebrl", steps)[0]
+    assert "- No. {\"action\": \"click\"}Press 3 -> click(1)" in said("uitars2", steps, history_screenshots=1)[0]
+    assert "\n1. Go there.\nFeedback" in text_of(
+        OpenWebRLContext().messages("g", [step(1, response=at_point)], "", jpeg(2))
+    ).replace("\\n", "\n")
+
+
+def test_feedback_on_a_cut_page_speaks_of_what_is_left_of_it():
+    done = replace(read(1), observation="a\nb\nc\nd")
+    for now, told in (
+        ("a\nb\nc\nd", "the page did not change"),
+        ("a\nb\n[page cut here]", "the page did not change"),
+        ("a\nd\n[page cut here]", "the page changed; some of it is gone"),
+        ("a\nnew\n[page cut here]", "the page changed; new on it: new"),
+    ):
+        assert f"Feedback: {told}\n{now}" in said("openwebrl", [done], now)[0]
+
+
+def test_a_page_that_was_cut_stays_as_it_was_shown():
+    done = replace(read(1), observation="a <think>\nb", shown="a\n[page cut here]")
+    assert said("arpo", [done])[0] == "Task: g\na\n[page cut here]"
+    assert said("arpo", [replace(done, shown=None)])[0] == "Task: g\na < think>\nb"
+
+
+def test_recipes_read_or_look_as_they_say():
+    for name in VISUAL:
+        looks, reads = load_recipe(name, profile=None), load_recipe(name, profile="embedded")
+        assert (looks.context.observation, reads.context.observation) == ("screenshot", "text")
+        assert not context_for(looks).shows_page and context_for(reads).shows_page
+        assert context_for(reads).history_screenshots == context_for(looks).history_screenshots
+        told = load_recipe(name, overrides={"policy.system_prompt": True})
+        assert context_for(told).system.startswith(SYSTEM_PROMPT) and context_for(reads).system is None
+    with pytest.raises(ValueError, match="context.observation = 'html' is not allowed"):
+        load_recipe("uitars", overrides={"context.observation": "html"})
+    with pytest.raises(ValueError, match="unknown key context.observation"):
+        load_recipe("webrl", overrides={"context.observation": "text"})
+
+
 # --- Every rule ---
 
 
@@ -423,21 +563,24 @@ def test_each_rule_cuts_in_its_own_order():
             cut(context, whole - 1)
 
 
-@EVERY
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize(
+    ("name", "observation"), [*((name, None) for name in sorted(CONTEXTS)), *((name, "text") for name in VISUAL)]
+)
+@settings(max_examples=30, deadline=None)
 @given(
     limit=st.integers(1, 1500),
     reserve=st.integers(0, 200),
     sizes=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 300)), min_size=30, max_size=30),
     width=st.integers(1, 8),
 )
-def test_thirty_steps_on_large_pages_never_exceed_the_budget(name, limit, reserve, sizes, width):
-    context, budget = CONTEXTS[name]("Be brief."), Budget(words, limit + reserve, reserve)
+def test_thirty_steps_on_large_pages_never_exceed_the_budget(name, observation, limit, reserve, sizes, width):
+    context = CONTEXTS[name]("Be brief.", **({"observation": observation} if observation else {}))
+    budget = Budget(words, limit + reserve, reserve)
     steps: list[Step] = []
     for number, (said, seen) in enumerate(sizes, 1):
         page, told = lines(seen, width), "the button is grey" if number % 3 == 0 else None
         try:
-            chat, cut, _ = budget.fit(context, "Buy green tea", steps, page, jpeg(number))
+            chat, cut, left = budget.fit(context, "Buy green tea", steps, page, jpeg(number))
         except ContextOverflow as error:
             assert re.search(rf"a prompt of \d+ tokens.*, {limit} fit|more than 15 screenshots", str(error))
             return
@@ -449,12 +592,13 @@ def test_thirty_steps_on_large_pages_never_exceed_the_budget(name, limit, reserv
             *kept, marker = chat[-1]["content"].split("\n")
             whole_lines = [line for line in kept if set(line.split()) == {"w"}]
             assert marker == "[page cut here]" and all(len(line.split()) == width for line in whole_lines)
+            assert chat[-1]["content"].endswith(left) and len(left.split("\n")) <= seen
         elif context.shows_page:
-            assert chat[-1]["content"].endswith(page)
+            assert chat[-1]["content"].endswith(page) and left is None
         else:
             assert pictures(chat)[-1] == number
         response = f"Thought: {'so ' * said}\nMemory: tea\nAction: click(start_box='(1,{number})')"
-        steps.append(Step("", page, [], response, Action("click", x=1, y=number), told, jpeg(number)))
+        steps.append(Step("", page, [], response, Action("click", x=1, y=number), told, jpeg(number), shown=left))
 
 
 def test_a_page_of_one_endless_line_is_left_out_whole():

@@ -209,6 +209,78 @@ async def test_a_browser_killed_in_mid_episode_costs_that_episode_alone(site: Si
     assert after.success and pool.launches == 2
 
 
+# --- The page at the end ---------------------------------------------------------------------------------------------
+
+
+@on_module_loop
+@pytest.mark.parametrize(
+    ("answers", "limits", "status", "clicks"),
+    [
+        ([OTHER, FINISH], {}, ExitStatus.ANSWERED, 1),
+        ([OTHER, OTHER, "stop()"], {}, ExitStatus.ANSWERED, 2),
+        ([OTHER, OTHER], {"max_steps": 2}, ExitStatus.STEP_LIMIT, 2),
+        ([OTHER, BAD], {"max_format_errors": 1}, ExitStatus.FORMAT_ERROR, 1),
+        ([OTHER, ContextOverflow("full")], {}, ExitStatus.CONTEXT_OVERFLOW, 1),
+    ],
+)
+async def test_the_page_at_the_end_is_kept_as_it_stood_however_the_episode_ended(
+    run: Run, answers, limits, status, clicks
+):
+    trajectory = await run(Says(*answers), **limits)
+    final, button = trajectory.final, "Other" + "!" * clicks
+    assert trajectory.exit_status is status and final.url == trajectory.steps[-1].url
+    assert f"{button} 2 <button>" in final.text.splitlines() and f">{button}</button>" in final.html
+    assert final.html.startswith("<html>") and final.screenshot[:2] == b"\xff\xd8"
+    if status is not ExitStatus.ANSWERED or len(answers) == 3:  # nothing was done to the page after the last look
+        assert (final.text == trajectory.steps[-1].observation) == (answers[-1] in ("stop()", BAD))
+
+
+@on_module_loop
+async def test_what_a_page_does_after_the_end_is_not_in_it(pool: BrowserPool, site: Site):
+    late = """<button onclick="window.outcome = {done: true, reward: 1};
+    setTimeout(() => { document.body.innerHTML = 'late' }, 1000)">Finish</button>"""
+    runner = EpisodeRunner(pool, Pages(site.page("late", late)), PlaceholderContext(), final_screenshot=False)
+    trajectory = await runner.run(TASK, Says(FINISH))
+    assert trajectory.success and trajectory.final.text == "Finish 1 <button>"
+    assert trajectory.final.screenshot is None and trajectory.steps[0].screenshot
+
+
+@on_module_loop
+async def test_a_document_is_kept_up_to_its_limit(site: Site):
+    async with BrowserPool(pages=1, allowed_hosts=(site.host,), limits=replace(QUICK, html=500)) as pool:
+        runner = EpisodeRunner(pool, Pages(site.page("long", "<p>word</p>" * 1000)), PlaceholderContext())
+        trajectory = await runner.run(TASK, Says("stop()"))
+    assert len(trajectory.final.html) == 500 and len(trajectory.final.text) > 4000
+
+
+async def test_a_page_that_cannot_be_read_at_the_end_leaves_the_end_as_it_was(site: Site):
+    async with chromium(site.host) as (pool, pid):
+
+        async def dawdling(messages: list[dict]) -> Response:
+            os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(600)
+
+        limits = EpisodeLimits(seconds=1.5)
+        runner = EpisodeRunner(pool, Pages(site.page("buttons", BUTTONS)), PlaceholderContext(), limits)
+        trajectory = await runner.run(TASK, dawdling)
+    assert trajectory.exit_status is ExitStatus.TASK_TIMEOUT and trajectory.valid and trajectory.reward == 0.0
+    assert trajectory.final is None and trajectory.detail.startswith("the last page cannot be read: ")
+
+
+@on_module_loop
+async def test_a_demonstrator_sees_each_page_before_it_is_asked(pool: BrowserPool, site: Site):
+    pages: list = []
+    policy = Says(OTHER, FINISH)
+
+    async def asked(messages: list[dict]) -> Response:
+        assert len(pages) == len(policy.chats) + 1
+        return await policy(messages)
+
+    runner = EpisodeRunner(pool, Pages(site.page("buttons", BUTTONS)), PlaceholderContext())
+    trajectory = await runner.run(TASK, asked, watch=pages.append)
+    assert [page.text for page in pages] == [step.observation for step in trajectory.steps]
+
+
 # --- What the policy is shown ----------------------------------------------------------------------------------------
 
 

@@ -16,12 +16,11 @@ from typing import Any
 from omegaconf import DictConfig
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
-from verl_webagent.recipe import recipe_of
+from verl_webagent.recipe import node_of, recipe_of
 from webagent_core.episode.browser_rollout import open_runner, settings_of
 from webagent_core.episode.contexts import CountTokens
 from webagent_core.episode.runner import ContextOverflow, EpisodeRunner, Response
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
-from webagent_core.recipe import Recipe
 from webagent_core.tasks.task import Task
 
 TRAJECTORY = "trajectory"  # where in a session's first row its `Trajectory` travels
@@ -35,10 +34,12 @@ class Browser:
         self._stack = AsyncExitStack()
         self._runner: EpisodeRunner | None = None
 
-    async def runner(self, recipe: Recipe, counter: Callable[[], CountTokens]) -> EpisodeRunner:
+    async def runner(self, config: DictConfig, counter: Callable[[], CountTokens]) -> EpisodeRunner:
         async with self._lock:
             if self._runner is None:
-                settings = settings_of(recipe, counter())
+                settings = settings_of(recipe_of(config), counter())
+                if node_of(config, ["reward_manager"])["reward_manager"]:  # whoever wrote it may look at the page
+                    settings["final_screenshot"] = True
                 self._runner = await self._stack.enter_async_context(open_runner(**settings))
             return self._runner
 
@@ -75,7 +76,7 @@ class WebAgentLoop(AgentLoopBase):
             text = self.tokenizer.decode(ids, skip_special_tokens=True)
             return Response(text, prompt_ids, ids, "stop" if len(ids) < room else self._reason(ids))
 
-        runner = await _browser.runner(recipe, self._counter)
+        runner = await _browser.runner(self.config, self._counter)
         trajectory = await runner.run(task, generate)
         return self._rows(trajectory, calls, sample)
 

@@ -132,5 +132,6 @@
   flush();
   if (cut) lines.push("[page cut here]");
   // Half a surrogate pair, which a page may hold, cannot be written to a file.
-  return { text: lines.join("\n").toWellFormed(), title: clean(document.title).toWellFormed(), url: location.href };
+  const html = limits.html ? (document.documentElement?.outerHTML ?? "").slice(0, limits.html).toWellFormed() : "";
+  return { text: lines.join("\n").toWellFormed(), title: clean(document.title).toWellFormed(), url: location.href, html };
 }

@@ -66,6 +66,7 @@ class PageLimits:
     nodes: int = 20_000
     depth: int = 200
     characters: int = 40_000
+    html: int = 2_000_000
     name: int = 200
     text: int = 4_000
     options: int = 60
@@ -74,12 +75,13 @@ class PageLimits:
 
 @dataclass
 class Observation:
-    """What there is to see: the page as text (see observe.js), and a JPEG if one was asked for."""
+    """What there is to see: the page as text (see observe.js), and a JPEG and the document if they were asked for."""
 
     url: str
     title: str
     text: str
     screenshot: bytes | None = None
+    html: str = ""
 
 
 @dataclass
@@ -244,13 +246,13 @@ class WebPage:
 
     # ------------------------------------------------------------------------------------------------ observing
 
-    async def observe(self, *, skip: str | None = None, screenshot: bool = False) -> Observation:
+    async def observe(self, *, skip: str | None = None, screenshot: bool = False, html: bool = False) -> Observation:
         """The page as it is now. `skip`: CSS selector of elements that are not part of what the agent may read."""
-        bounds = ("nodes", "depth", "characters", "name", "text", "options")
+        bounds = ("nodes", "depth", "characters", "name", "text", "options", *["html"] * html)
         limits = {name: getattr(self.limits, name) for name in bounds}
         seen = await self.evaluate(_OBSERVE, {"skip": skip, "limits": limits})
         image = await self.screenshot() if screenshot else None
-        return Observation(seen["url"], seen["title"], seen["text"], image)
+        return Observation(seen["url"], seen["title"], seen["text"], image, seen["html"])
 
     async def screenshot(self) -> bytes:
         """The visible part of the page as JPEG."""

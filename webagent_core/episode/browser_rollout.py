@@ -36,6 +36,7 @@ def settings_of(recipe: Recipe, count_tokens: CountTokens) -> dict[str, Any]:
         "pages": browser.pages,
         "context": context,
         "budget": Budget(count_tokens, rollout.max_context_tokens, rollout.max_response_tokens),
+        "final_screenshot": recipe.reward.manager != "page",  # the page's own word needs no picture
         "coordinates": CoordinateSpace(recipe.policy.coordinates) if sees_pictures(context) else None,
         "limits": EpisodeLimits(rollout.max_steps, browser.episode_timeout, rollout.max_format_errors),
         "page_limits": PageLimits(load_seconds=browser.navigation_timeout, action_seconds=browser.action_timeout),
@@ -59,6 +60,7 @@ async def open_runner(
     screenshots: bool = True,
     budget: Budget | None = None,
     coordinates: CoordinateSpace | None = None,
+    final_screenshot: bool = True,
 ) -> AsyncIterator[EpisodeRunner]:
     """A runner on the calling event loop; call its `run` as often and as concurrently as you like.
 
@@ -68,6 +70,7 @@ async def open_runner(
         screenshots: take them. A context that shows pictures needs them, others leave them to reports and judges.
         budget: cuts the context's chats to what fits.
         coordinates: the policy acts at points, in this space; None: on elements.
+        final_screenshot: of the page at the end too, for a reward that looks at it.
     """
     with MiniWoB() as task_set:
         pool = BrowserPool(
@@ -80,7 +83,16 @@ async def open_runner(
         )
         async with pool:
             context, limits = context or PlaceholderContext(), limits or EpisodeLimits()
-            yield EpisodeRunner(pool, task_set, context, limits, screenshots, budget, coordinates)
+            yield EpisodeRunner(
+                pool,
+                task_set,
+                context,
+                limits,
+                screenshots,
+                budget=budget,
+                coordinates=coordinates,
+                final_screenshot=final_screenshot,
+            )
 
 
 class BrowserRollout:

@@ -14,7 +14,7 @@ from webagent_core.browser.pool import BrowserPool
 from webagent_core.episode.actions import Action, CoordinateSpace, FormatError, parse_action, parse_coordinate_action
 from webagent_core.episode.contexts import Budget, ContextManager, ContextOverflow, Fit
 from webagent_core.episode.pictures import shown_size
-from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
+from webagent_core.episode.trajectory import ExitStatus, FinalPage, Step, Trajectory
 from webagent_core.tasks.task import Outcome, Task, TaskSet
 
 
@@ -58,6 +58,7 @@ class EpisodeRunner:
     budget: Budget | None = None  # cuts a `ContextManager`'s chats to what fits; None: `Generate` says what does not
     coordinates: CoordinateSpace | None = None  # the policy acts at points, in this space; None: on elements
     max_steps_of: Callable[[str], int] | None = None  # a task's own step limit, by its name; None: `limits.max_steps`
+    final_screenshot: bool = True  # of `Trajectory.final` too; a picture takes many times as long as its text
 
     def __post_init__(self) -> None:
         if self.budget and not isinstance(self.context, ContextManager):
@@ -113,6 +114,12 @@ class EpisodeRunner:
             trajectory.detail = str(error)
         trajectory.reward = outcome.reward if outcome.done else 0.0
         trajectory.detail = trajectory.detail or outcome.detail
+        picture = self.screenshots and self.final_screenshot
+        try:
+            seen = await page.observe(skip=self.task_set.unread, screenshot=picture, html=True)
+            trajectory.final = FinalPage(seen.url, seen.text, seen.html, seen.screenshot)
+        except BrowserError as error:  # how the episode ended is known, and stands
+            trajectory.detail = trajectory.detail or f"the last page cannot be read: {error}"
 
     async def _step(self, page: WebPage, trajectory: Trajectory, generate: Generate, watch: Watch | None) -> None:
         """One model call and the action that follows. Sets the exit status if the episode ends with it."""
