@@ -4,15 +4,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trl_webagent.critic_config import CriticConfig
+    from trl_webagent.critic_trainer import CriticTrainer
     from trl_webagent.step_grpo_config import StepGRPOConfig
     from trl_webagent.step_grpo_trainer import StepGRPOTrainer, trajectory_reward
 
-__all__ = ["StepGRPOConfig", "StepGRPOTrainer", "trajectory_reward"]
+__all__ = ["CriticConfig", "CriticTrainer", "StepGRPOConfig", "StepGRPOTrainer", "trajectory_reward"]
+
+MODULES = {
+    "CriticConfig": "critic_config",
+    "CriticTrainer": "critic_trainer",
+    "StepGRPOConfig": "step_grpo_config",
+    "StepGRPOTrainer": "step_grpo_trainer",
+    "trajectory_reward": "step_grpo_trainer",
+}
 
 
 def __getattr__(name: str) -> Any:
     # On first use: a command line with a typing error is answered before TRL's seconds of imports.
-    if name not in __all__:
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "step_grpo_config" if name == "StepGRPOConfig" else "step_grpo_trainer"
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    return getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
