@@ -10,12 +10,13 @@ from typing import Any
 
 from webagent_core.browser.chromium import find_chromium
 from webagent_core.cli import override
-from webagent_core.recipe import Recipe, load_recipe
+from webagent_core.recipe import Recipe, find_recipe, layers_of, load_recipe, refuse_unknown
 from webagent_core.rewards.for_recipe import check_rewards
 from webagent_core.tasks.demonstrations import check_demonstrated
 from webagent_core.tasks.miniwob import check_name
 
-# The whole walk, small: for tests, and for a first look at whether everything is in place.
+# The whole walk, small: for tests, and for a first look at whether everything is in place. Under three minutes on two
+# cores. A recipe takes of it what it has.
 SMOKE = {
     "rollout.groups_per_update": 2,
     "rollout.group_size": 4,
@@ -23,12 +24,19 @@ SMOKE = {
     "train.eval_episodes": 1,
     "policy.warm_up.demonstrations": 30,
     "policy.warm_up.steps": 20,
+    "sampling.candidate_tasks": 4,
+    "sampling.task_trials": 4,
 }
+NO_SIGNAL = 3  # exit code of a run that ended because no task gives signal any more
+EPILOG = (
+    "Exit codes: 0 done; 1 refused, interrupted or broken, with the reason on standard error;"
+    f" {NO_SIGNAL} ended early because no task gives signal any more, with checkpoint and report written."
+)
 
 
 def parser(recipe_name: str, trainer: str) -> argparse.ArgumentParser:
     """The arguments; `trainer` ("trl", "verl") is for the help text and the run's name."""
-    parser = argparse.ArgumentParser(description=f"Train the recipe {recipe_name} with {trainer}.")
+    parser = argparse.ArgumentParser(description=f"Train the recipe {recipe_name} with {trainer}.", epilog=EPILOG)
     parser.add_argument("--preset", default="paper", help="paper (default) or released: where paper and code differ")
     parser.add_argument(
         "--profile", default="embedded", help="numbers for a machine; embedded (default): two CPU cores"
@@ -39,7 +47,10 @@ def parser(recipe_name: str, trainer: str) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, help="folder of the run (default: runs/<name>)")
     parser.add_argument("--resume", action="store_true", help="go on from the run's last checkpoint")
     parser.add_argument(
-        "--smoke", action="store_true", help="the whole walk in under three minutes; learns next to nothing"
+        "--smoke",
+        action="store_true",
+        help="the whole walk, real pages included, in under three minutes; it learns next to nothing. Sets (--set still"
+        f" wins, and a recipe takes what it has): {', '.join(f'{name}={value}' for name, value in SMOKE.items())}",
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print the resolved settings and their sources, and stop"
@@ -55,8 +66,19 @@ def run_folder(recipe_name: str, trainer: str, arguments: argparse.Namespace) ->
 
 def overrides_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that the arguments change. Raises ValueError for one that cannot be read."""
-    changed: dict[str, Any] = {"train.seed": arguments.seed} | (SMOKE if arguments.smoke else {})
+    changed: dict[str, Any] = {"train.seed": arguments.seed}
+    if arguments.smoke:
+        shipped = layers_of(find_recipe(arguments.recipe_folder))[0]
+        changed |= {name: value for name, value in SMOKE.items() if _has(shipped, name)}
     return changed | dict(map(override, arguments.set))
+
+
+def _has(shipped: dict[str, Any], setting: str) -> bool:
+    try:
+        refuse_unknown(shipped, "", "", setting)
+    except ValueError:
+        return False
+    return True
 
 
 def checked_recipe(recipe_folder: Path, arguments: argparse.Namespace, checkpoint: object) -> Recipe:
