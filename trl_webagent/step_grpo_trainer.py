@@ -157,7 +157,7 @@ class StepGRPOTrainer(GRPOTrainer):
         played = self._sampled_batch(len(prompts)) if self._samples else None
         played = played or SampledBatch(self.play(self._inputs, self.generate))
         self._trajectories, self._left_out = played.trajectories, played.left_out
-        self.no_signal = played.no_signal
+        self.no_signal = played.no_signal or self.no_signal
         for name, value in played.metrics.items():
             self._metrics["train"][name].append(value)
         self._rollout_seconds = time.perf_counter() - started
@@ -244,14 +244,14 @@ class StepGRPOTrainer(GRPOTrainer):
             if self.sampling.staleness:
                 self._metrics["train"]["staleness"].append(float(self.sampling.update - oldest["update"]))
             self.sampling.update += 1
-            batch = {name: tensor.to(self.accelerator.device) for name, tensor in oldest["rows"].items()}
+            batch = oldest["rows"]
         rows = int((batch["coefficients"] != 0).sum())
         self._metrics["train" if self.model.training else "eval"]["rows"].append(float(sum(gather_object([rows]))))
         return batch | self._stored_logps(batch)
 
     def _played(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch that the policy plays now, as rows."""
-        self._inputs, self._playing = inputs, True
+        self._inputs, self._playing, self._joined = inputs, True, []
         try:
             super()._generate_and_score_completions(inputs)
         finally:
@@ -312,7 +312,7 @@ class StepGRPOTrainer(GRPOTrainer):
             )
             for index, trajectory in enumerate(self._trajectories, start=first)
         ]
-        for entry in self._joined if self._samples else ():
+        for entry in self._joined:
             steps = entry.data["steps"]
             facts.append(
                 TrajectoryFacts(
@@ -349,7 +349,7 @@ class StepGRPOTrainer(GRPOTrainer):
         """
         steps: list[Step] = []
         rows: list[Any] = []
-        joined = [trajectory_of(entry.data) for entry in self._joined] if self._samples else []
+        joined = [trajectory_of(entry.data) for entry in self._joined]
         for trajectory, planned in zip(self._trajectories + joined, trajectories, strict=True):
             for step, row in zip(trajectory.steps, planned.rows, strict=True):
                 has_loss = self.objective.uses_reference or torch.as_tensor(row.advantage).any()
@@ -523,7 +523,7 @@ class StepGRPOTrainer(GRPOTrainer):
             file = self._state_in(checkpoint)
             if not file.is_file():
                 raise FileNotFoundError(f"{file} is not there: the checkpoint holds no state of a run's sampling")
-            state = torch.load(file, map_location="cpu", weights_only=True)
+            state = torch.load(file, map_location=self.accelerator.device, weights_only=True)
             self.sampling.load_state_dict(state["sampling"])
             self._waiting = deque(state["waiting"])
 
