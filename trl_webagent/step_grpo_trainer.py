@@ -235,11 +235,11 @@ class StepGRPOTrainer(GRPOTrainer):
         if not self._samples:
             batch = self._played(inputs)
         else:
-            seconds = 0.0
+            before = len(self._metrics["train"]["seconds/rollout"])
             while len(self._waiting) <= self.sampling.staleness:
                 self._waiting.append({"update": self.sampling.update, "rows": self._played(inputs)})
-                seconds += self._rollout_seconds
-            self._metrics["train"]["seconds/rollout"][-1:] = [seconds]
+            seconds = self._metrics["train"]["seconds/rollout"]
+            seconds[before:] = [sum(seconds[before:])]
             oldest = self._waiting.popleft()
             if self.sampling.staleness:
                 self._metrics["train"]["staleness"].append(float(self.sampling.update - oldest["update"]))
