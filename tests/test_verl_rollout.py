@@ -15,6 +15,8 @@ from test_step_grpo_trainer import base, load  # noqa: E402, F401
 from test_verl_trainer import moved  # noqa: E402, F401
 from verl_harness import VerlSession  # noqa: E402
 
+from webagent_core.sampling.filters import NoSignal  # noqa: E402
+
 pytestmark = pytest.mark.slow  # one trainer takes half a minute to start
 
 LOOPS = Path(__file__).parent / "toy_loops.yaml"
@@ -68,6 +70,32 @@ def test_a_run_whose_environment_is_broken_ends_with_the_reason(base, monkeypatc
             session.step()
 
 
+@pytest.mark.parametrize("mode", ["webagent_sync", "webagent_colocate"])
+def test_flat_groups_leave_the_batch_and_others_are_played_for_them(mode, base, monkeypatch):  # noqa: F811
+    """ZeroGUI's dynamic sampling. Group 2's two valid members are equal: their rewards say as little."""
+    flat = {"0/*": "flat", "1/*": "flat", "2/0": "raise", "2/1": "none", "2/2": "flat", "2/3": "flat"}
+    monkeypatch.setenv("TOY_LOOP", json.dumps(flat))
+    overrides = {"trainer.v1.trainer_mode": mode, "trainer.v1.colocate_async.num_warmup_batches": "0",
+                 "data.train_batch_size": "4"}  # fmt: skip
+    with VerlSession([*settings(base, **overrides), "actor_rollout_ref.rollout.n=4"], recipe="zerogui") as session:
+        session.start_rollout()
+        metrics = session.step()
+    assert metrics["webagent/groups/kept"] == 4
+    assert metrics["webagent/groups/dropped/flat"] == 3
+    assert metrics["webagent/groups/played"] == 7
+    assert metrics["webagent/trajectories"] == 7 * 4 and metrics["webagent/invalid"] == 2
+    assert "webagent/dropped/flat" not in metrics  # none was left for the objective to drop
+    assert metrics["actor/grad_norm"] > 0
+
+
+def test_tasks_that_give_no_signal_end_the_run_with_the_reason(base, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("TOY_LOOP", json.dumps({f"{index}/*": "flat" for index in range(400)}))
+    with VerlSession([*settings(base), "data.train_batch_size=2"], recipe="zerogui") as session:
+        session.start_rollout()
+        with pytest.raises(NoSignal, match="no group has signal in 3 batches in a row: .* flat at reward 0 .toy/press"):
+            session.step()
+
+
 COLOCATE = {"trainer.v1.trainer_mode": "webagent_colocate", "trainer.v1.colocate_async.num_warmup_batches": "2"}
 SEPARATE = {
     "trainer.v1.trainer_mode": "webagent_separate",
@@ -96,6 +124,19 @@ def test_stale_data_keep_the_log_probabilities_of_the_policies_that_they_are_of(
     assert any(abs(weight - 1.0) > 1e-3 for weight in weights)  # the policy that played is not the one that is updated
     # The proximal policy is the one that starts the update: within it, nothing has moved yet.
     assert all(m["actor/ratio"] == pytest.approx(1.0, abs=1e-4) for m in others if "actor/ratio" in m)
+
+
+def test_answers_that_an_update_cuts_off_are_resumed_with_the_new_weights(base, monkeypatch):  # noqa: F811
+    """Of three groups in flight one is short: the others' answers are aborted for each update, and go on after it."""
+    monkeypatch.setenv("TOY_LOOP", json.dumps({"0/*": "turns 1"} | {f"{group}/*": "turns 6" for group in range(1, 9)}))
+    monkeypatch.setenv("TOY_TOKENS", "96")
+    sizes = {"data.train_batch_size": "1", "data.max_response_length": "96"}
+    with VerlSession(settings(base, **sizes, **COLOCATE), recipe="asyncwebrl") as session:
+        session.start_rollout()
+        steps = [session.step() for _ in range(4)]
+    assert max(step["training/off_policy/trajectory_spans/max"] for step in steps) >= 2
+    assert sum(step["webagent/invalid"] for step in steps) == 0
+    assert all(math.isfinite(step["actor/loss"]) for step in steps if "actor/loss" in step)
 
 
 STOCK = {

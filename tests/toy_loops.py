@@ -14,7 +14,8 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 class ToyLoop(AgentLoopBase):
     """Session s of task t plays 2 + s % 3 steps; its reward is the share of even token ids, so groups are not flat.
 
-    $TOY_LOOP is JSON: {"<group>/<session>": what it does instead}, with "*" for any session.
+    $TOY_LOOP is JSON: {"<group>/<session>": what it does instead}, with "*" for any session: empty, none, raise, hang,
+    flat (reward 0), "turns N".
     """
 
     async def run(self, sampling_params: dict[str, Any], **sample: Any) -> Any:
@@ -31,7 +32,8 @@ class ToyLoop(AgentLoopBase):
             case "hang":
                 await asyncio.sleep(3600)
         rows, even, tokens = [], 0, 0
-        for turn in range(2 + session % 3):
+        turns = int(plan.split()[1]) if plan and plan.startswith("turns") else 2 + session % 3
+        for turn in range(turns):
             ids = await self.ct_build_initial_tokens([{"role": "user", "content": f"press {index} {turn}"}])
             seed = zlib.crc32(f"{sample['global_steps']}/{index}/{session}/{turn}".encode())
             answer = await self.server_manager.generate(
@@ -52,7 +54,9 @@ class ToyLoop(AgentLoopBase):
                     extra_fields={**answer.extra_fields, "exit_status": "answered"},
                 )
             )
+        reward = 0.0 if plan == "flat" else even / tokens
         for row in rows:
-            row.reward_score = even / tokens
-            row.extra_fields["reward_extra_info"] = {"acc": even / tokens}
+            row.reward_score = reward
+            row.extra_fields["reward_extra_info"] = {"acc": reward}
+            row.extra_fields["group"] = f"toy/press#{index}"
         return rows

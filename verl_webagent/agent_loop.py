@@ -21,6 +21,8 @@ from webagent_core.episode.browser_rollout import open_runner, settings_of
 from webagent_core.episode.contexts import CountTokens
 from webagent_core.episode.runner import ContextOverflow, EpisodeRunner, Response
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
+from webagent_core.sampling.curriculum import StepLimits
+from webagent_core.sampling.stored import repeats_next
 from webagent_core.tasks.task import Task
 
 TRAJECTORY = "trajectory"  # where in a session's first row its `Trajectory` travels
@@ -77,6 +79,8 @@ class WebAgentLoop(AgentLoopBase):
             return Response(text, prompt_ids, ids, "stop" if len(ids) < room else self._reason(ids))
 
         runner = await _browser.runner(self.config, self._counter)
+        limits, update = StepLimits.of(recipe), max(0, int(sample["global_steps"]) - 1)
+        runner.max_steps_of = lambda name: limits(name, update)  # sessions in flight are of neighbouring updates
         trajectory = await runner.run(task, generate)
         return self._rows(trajectory, calls, sample)
 
@@ -105,6 +109,7 @@ class WebAgentLoop(AgentLoopBase):
         if self.config.reward.reward_manager.name == "webagent":
             reward = None  # so that verl asks that manager
         told = {"acc": float(trajectory.success), "valid": trajectory.valid, "exit_status": about["exit_status"]}
+        repeats = repeats_next(trajectory)
         rows = [
             AgentLoopOutput(
                 prompt_ids=step.prompt_ids,
@@ -114,7 +119,13 @@ class WebAgentLoop(AgentLoopBase):
                 reward_score=reward,
                 num_turns=number,
                 metrics=AgentLoopMetrics(),
-                extra_fields={**call.extra_fields, **about, "step": number, "reward_extra_info": told},
+                extra_fields={
+                    **call.extra_fields,
+                    **about,
+                    "step": number,
+                    "repeats_next": repeats[number - 1],
+                    "reward_extra_info": told,
+                },
             )
             for number, (step, call) in enumerate(zip(trajectory.steps, calls, strict=False), start=1)
             if step.response_ids

@@ -8,7 +8,8 @@ from omegaconf import DictConfig
 from torch.utils.data import Dataset
 
 from verl_webagent.recipe import recipe_of
-from webagent_core.tasks.schedule import held_out_tasks, training_tasks
+from webagent_core.sampling.state import Sampling
+from webagent_core.tasks.schedule import held_out_tasks
 
 
 class TaskDataset(Dataset):
@@ -22,7 +23,15 @@ class TaskDataset(Dataset):
             raise ValueError(f"data.train_files or data.val_files = {names!r}: allowed are 'training', 'held-out'")
         recipe = recipe_of(config)
         self.source = f"webagent-{recipe.type}"
-        tasks = training_tasks(recipe) if names == ["training"] else held_out_tasks(recipe)
+        if names == ["training"]:
+            sampling = Sampling(recipe)
+            if sampling.candidates:  # a recipe that chooses among single tasks comes back to them
+                sampling.tasks.restrict(sampling.candidates)
+            # A group filter may play several groups for one that it keeps.
+            groups = sampling.groups.most if sampling.groups else recipe.rollout.groups_per_update
+            tasks = sampling.tasks.next(recipe.train.updates * groups)
+        else:
+            tasks = held_out_tasks(recipe)
         self.tasks = tasks if max_samples < 0 else tasks[:max_samples]
 
     def __len__(self) -> int:

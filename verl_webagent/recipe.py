@@ -15,6 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from webagent_core.cli import override
 from webagent_core.recipe import Recipe, load_recipe
+from webagent_core.rewards.for_recipe import plays_for_the_page
 
 # What the node may hold, with the defaults.
 NODE: dict[str, Any] = {
@@ -24,7 +25,6 @@ NODE: dict[str, Any] = {
     "seed": 0,
     "set": [],  # overrides, "section.key=value"
     "out": None,  # folder of the run: metrics, trajectories, report; none without
-    "reward_manager": None,  # "package.module:Class", a webagent_core reward manager; none: the task's own reward
     "session_seconds": 1800.0,  # a session of any agent loop that takes longer is an env_error
     "poll_seconds": 0.1,  # how often the trainer looks for finished groups
     "broken_batches": 3,  # so many batches in a row without one valid trajectory end the run
@@ -84,10 +84,14 @@ def value_of(recipe: Recipe, key: str) -> Any:
             return [train.adam_beta1, train.adam_beta2]
         case "critic_learning_rate":
             return (recipe.critic and recipe.critic.learning_rate) or train.learning_rate
+        case "reward_manager":
+            return "naive" if plays_for_the_page(recipe) else "webagent"  # verl asks neither where the loop knows
         case "uses_reference":
             return recipe.load_objective().uses_reference
         case "uses_critic":
             return recipe.load_objective().uses_critic
+        case "drops_flat_groups":
+            return bool(getattr(recipe.load_objective(), "drop_flat_groups", False))
         case "lora_rank":
             return recipe.policy.lora.r if recipe.policy.lora else 0
         case "lora_alpha":

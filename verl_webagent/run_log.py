@@ -17,12 +17,11 @@ import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 
-from verl_webagent.sessions import Session
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.recipe import Recipe
 from webagent_core.report.learning_curve import plot_learning_curve
 from webagent_core.report.run_directory import RunDirectory
-from webagent_core.report.summary import success_by_task
+from webagent_core.report.summary import cut_steps, success_by_task
 from webagent_core.report.text import one_line
 from webagent_core.report.viewer import write_report
 
@@ -69,21 +68,23 @@ class RunLog:
     def truncate_after(self, update: int) -> None:
         self.directory.truncate_after(update)
 
-    def train(self, update: int, sessions: Sequence[Session], advantages: Sequence[Any]) -> None:
-        """The trajectories of one batch."""
-        keys = [f"{session.uid}_{session.number}" for session in sessions]
+    def train(self, update: int, keys: Sequence[str], advantages: Sequence[Any]) -> None:
+        """The trajectories that were played for one batch, by the keys of their sessions."""
         kept = taken(validate=False, keys=keys)
         pairs = [(kept[key], a) for key, a in zip(keys, advantages, strict=True) if key in kept]
         pairs.sort(key=lambda pair: pair[0].group)
         scalars = [a if isinstance(a, float) else None for _, a in pairs]
         self.directory.log_trajectories(update, "train", [trajectory for trajectory, _ in pairs], scalars)
-        self.per_task = success_by_task([trajectory for trajectory, _ in pairs])
+        played = [trajectory for trajectory, _ in pairs]
+        self.per_task = success_by_task(played) | cut_steps(played)
 
     def update(self, update: int, metrics: dict[str, Any], seconds: dict[str, float]) -> None:
         """One finished update, from verl's metrics and timings."""
         line: dict[str, Any] = {"update": update, "phase": "train"}
         ours = ("success", "return", "steps", "trajectories", "invalid", "rows")
         line |= {name: metrics[f"webagent/{name}"] for name in ours if f"webagent/{name}" in metrics}
+        parts = ("webagent/groups/", "webagent/replay/")
+        line |= {name.removeprefix("webagent/"): metrics[name] for name in metrics if name.startswith(parts)}
         actors = ("loss", "policy_loss", "kl", "ratio", "clip_ratio", "behave_weight", "entropy", "grad_norm")
         line |= {name: float(metrics[f"actor/{name}"]) for name in actors if f"actor/{name}" in metrics}
         if "actor/lr" in metrics:
@@ -115,6 +116,7 @@ class RunLog:
             line["steps"] = sum(len(trajectory.steps) for trajectory in valid) / len(valid)
         statuses = Counter(trajectory.exit_status for trajectory in trajectories)
         line |= {f"exit_status/{status}": statuses[status] for status in ExitStatus}
+        line |= cut_steps(trajectories)
         self.directory.log_metrics(line | success_by_task(trajectories))
         self.directory.log_trajectories(update, phase, trajectories, None)
         say(one_line(line))

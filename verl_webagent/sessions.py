@@ -15,6 +15,9 @@ from torch import Tensor
 
 from webagent_core.objectives import Objective, Plan, TrajectoryFacts, spread
 
+KEPT_IN = "kept_in"  # beside a trajectory on its way through verl: the partition it is for
+SCORED = "scored"  # beside a reward on its way back: what the scored copy of the trajectory has learnt
+
 
 @dataclass(frozen=True)
 class Session:
@@ -23,6 +26,10 @@ class Session:
     uid: str
     number: int
     rows: tuple[int, ...]
+
+    @property
+    def key(self) -> str:
+        return f"{self.uid}_{self.number}"
 
 
 def sessions_of(keys: Sequence[str], tags: Sequence[dict]) -> list[Session]:
@@ -61,6 +68,12 @@ def is_valid(extra: dict[str, Any]) -> bool:
     return bool(extra.get("valid", True)) and bool(told.get("valid", True))
 
 
+def outcome_of(extra: dict[str, Any]) -> float | None:
+    """What the task itself came to, where that may be another number than the reward."""
+    told = extra.get("reward_extra_info") or {}
+    return extra.get("outcome", told.get("outcome"))
+
+
 def facts_of(objective: Objective, sessions: Sequence[Session], columns: Columns) -> list[TrajectoryFacts]:
     """One entry a session, in order; see `TrajectoryFacts`."""
     facts = []
@@ -80,7 +93,7 @@ def facts_of(objective: Objective, sessions: Sequence[Session], columns: Columns
                 tokens=[int(columns.mask[row].sum()) for row in session.rows],
                 repeats_next=[bool(columns.extra[row].get("repeats_next", False)) for row in session.rows],
                 values=values,
-                outcome=last.get("outcome"),
+                outcome=outcome_of(last),
                 stored=bool(last.get("stored", False)),
             )
         )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from webagent_core.command_line import checked_recipe, overrides_of, parser, run_folder
 from webagent_core.policy.tiny import start_of
 from webagent_core.recipe import Recipe
+from webagent_core.sampling.filters import NoSignal
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -55,6 +56,8 @@ def main(argv: list[str] | None = None) -> None:
         _warm_up(folder, arguments)
     try:
         run(config, arguments.verbose)
+    except NoSignal as error:
+        sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(f"\ninterrupted: what was done is in {arguments.out}; --resume goes on from its last checkpoint")
     _close(recipe, arguments.out, time.monotonic() - started)

@@ -29,12 +29,16 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 
 from verl_webagent.checks import check_config
+from verl_webagent.group_filter import FilteringBuffer, FilteringBufferAsync, GroupsWithSignal
 from verl_webagent.loss import policy_loss, token_means, value_loss
 from verl_webagent.recipe import node_of, recipe_of
+from verl_webagent.replay import FIRST, STORED, entries_of, put_back
 from verl_webagent.run_log import RunLog
-from verl_webagent.sessions import Columns, Session, facts_of, is_valid, plain, row_weights, sessions_of
+from verl_webagent.sessions import Columns, Session, facts_of, is_valid, outcome_of, plain, row_weights, sessions_of
 from webagent_core.episode.trajectory import ExitStatus
 from webagent_core.objectives import Plan
+from webagent_core.sampling.state import Sampling
+from webagent_core.sampling.stored import Stored
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +54,29 @@ class TrajectoryTrainer:
         self.recipe = recipe_of(config)
         self.objective = self.recipe.load_objective()
         self.run_log = RunLog(self.node["out"], self.recipe) if self.node["out"] else None
+        self.sampling = Sampling(self.recipe)
         self.batches_without_signal = 0
+        self._entries: dict[str, Stored | None] = {}  # the batch's sessions, by key, where a buffer wants them
         super().__init__(config)
         self.replay_buffer.poll_interval = self.node["poll_seconds"]
+
+    def _build_replay_buffer(self) -> Any:
+        """verl's; for a recipe that filters groups, one that knows what a group is."""
+        if self.sampling.groups is None:
+            return super()._build_replay_buffer()
+        sampler = self.config.trainer.v1.sampler
+        arguments: dict[str, Any] = {
+            "trainer_mode": self.trainer_mode,
+            "trainer_config": self.config.trainer.v1.get(self.trainer_mode, {}),
+            "max_off_policy_threshold": sampler.max_off_policy_threshold,
+            "max_off_policy_strategy": sampler.max_off_policy_strategy,
+            "sampler_kwargs": sampler.sampler_kwargs,
+            "refill_fn": self._add_prompts_to_generate,
+        }
+        if self.trainer_mode != "sync":
+            return FilteringBufferAsync(self.sampling.groups, **arguments)
+        of_batch = {"train_batch_size": self.config.data.train_batch_size, "gen_batch_size": 1}
+        return FilteringBuffer(self.sampling.groups, **arguments, **of_batch)
 
     def on_init_end(self) -> None:
         super().on_init_end()
@@ -84,6 +108,21 @@ class TrajectoryTrainer:
             sizes += [critic.ppo_micro_batch_size_per_gpu, critic.forward_micro_batch_size_per_gpu]
         return dp_size * math.lcm(*(size or 1 for size in sizes))
 
+    def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
+        """Before rows are dealt out to ranks: earlier sessions join them, where the recipe replays."""
+        if self.sampling.replay is not None:
+            self._entries = entries_of(batch, self._batches_before())
+            batch = put_back(batch, self._entries, self.sampling.join(list(self._entries.values())))
+        return super()._balance_batch(batch, metrics, *args, **kwargs)
+
+    def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
+        batch = super()._compute_old_log_prob(batch, metrics)
+        if any(int(key.rsplit("_", 2)[1]) >= FIRST for key in batch.keys):
+            # Rollout against trainer: stored rows have no rollout of now, and verl's comparison does not know that.
+            for name in [name for name in metrics if name.startswith("training/rollout_")]:
+                del metrics[name]
+        return batch
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Advantages, value targets and coefficients of every row, from `Objective.plan` over the batch's sessions."""
         fields = ["response_mask", "rm_scores", "extra_fields", "values"]
@@ -96,8 +135,10 @@ class TrajectoryTrainer:
         )
         sessions = sessions_of(batch.keys, batch.tags)
         plan = self.objective.plan(facts_of(self.objective, sessions, columns), update=self._batches_before())
+        plan = self.sampling.choose(plan, [self._entries.get(session.key) for session in sessions])
         weights = row_weights(plan, sessions, columns.mask)
         self._count(batch, sessions, columns, plan, metrics)
+        self.sampling.update += 1
 
         def ragged(rows: list[torch.Tensor]) -> torch.Tensor:
             return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
@@ -120,31 +161,53 @@ class TrajectoryTrainer:
     def _count(
         self, batch: KVBatchMeta, sessions: list[Session], columns: Columns, plan: Plan, metrics: dict
     ) -> None:
-        """The trajectories' metrics, and the end of a run whose environment is broken."""
+        """The trajectories' metrics, and the end of a run whose environment is broken.
+
+        How good the policy is shows in all that was played: those that a group filter left out count here too.
+        """
+        if self.sampling.replay is not None:
+            stored = [bool(columns.extra[session.rows[-1]].get(STORED)) for session in sessions]
+            joined = [each for each, is_stored in zip(plan.trajectories, stored, strict=True) if is_stored]
+            metrics["webagent/replay/stored"] = float(len(self.sampling.replay))
+            metrics["webagent/replay/rows"] = float(sum(row.coefficient != 0 for each in joined for row in each.rows))
+            plan = Plan([each for each, is_stored in zip(plan.trajectories, stored, strict=True) if not is_stored])
+            sessions = [session for session, is_stored in zip(sessions, stored, strict=True) if not is_stored]
+        filtering = isinstance(self.replay_buffer, GroupsWithSignal)
+        left_out = self.replay_buffer.take_dropped() if filtering else []
+        others = [facts for _, members in left_out for facts in members]
         last = [columns.extra[session.rows[-1]] for session in sessions]
-        for extra in last:
+        for extra in last + others:
             if extra.get("fatal"):
                 raise RuntimeError(extra["detail"])
-        valid = [is_valid(extra) for extra in last]
-        scores = [columns.score[session.rows[-1]] for session in sessions]
-        good = [(score, session) for score, session, ok in zip(scores, sessions, valid, strict=True) if ok]
-        statuses = Counter(extra.get("exit_status") or "answered" for extra in last)
+        good: list[tuple[float, float, int]] = []  # reward, outcome, steps
+        for session, extra in zip(sessions, last, strict=True):
+            if is_valid(extra):
+                score, outcome = columns.score[session.rows[-1]], outcome_of(extra)
+                good.append((score, score if outcome is None else outcome, len(session.rows)))
+        good += [(each["reward"], each["outcome"], each["steps"]) for each in others if each["outcome"] is not None]
+        statuses = Counter(extra.get("exit_status") or "answered" for extra in last + others)
         for status in ExitStatus:
             metrics[f"webagent/exit_status/{status}"] = float(statuses[status])
         dropped = Counter(each.dropped for each in plan.trajectories if each.dropped)
         for why, count in dropped.items():
             metrics[f"webagent/dropped/{why}"] = float(count)
-        metrics["webagent/trajectories"] = float(len(sessions))
-        metrics["webagent/invalid"] = float(len(sessions) - len(good))
+        if filtering:
+            kept = len({session.uid for session in sessions})
+            metrics |= {"webagent/groups/kept": float(kept), "webagent/groups/played": float(kept + len(left_out))}
+            for reason, count in Counter(drop.reason for drop, _ in left_out).items():
+                metrics[f"webagent/groups/dropped/{reason}"] = float(count)
+        metrics["webagent/trajectories"] = float(len(last) + len(others))
+        metrics["webagent/invalid"] = metrics["webagent/trajectories"] - len(good)
         metrics["webagent/rows"] = float(sum(len(session.rows) for session in sessions))
         metrics["webagent/rows_padding"] = float(len(batch) - metrics["webagent/rows"])
         if good:
-            metrics["webagent/return"] = sum(score for score, _ in good) / len(good)
-            metrics["webagent/success"] = sum(score >= 1.0 for score, _ in good) / len(good)
-            metrics["webagent/steps"] = sum(len(session.rows) for _, session in good) / len(good)
+            for name, values in zip(("return", "success", "steps"), zip(*good, strict=True), strict=True):
+                counted = [value >= 1.0 for value in values] if name == "success" else values
+                metrics[f"webagent/{name}"] = sum(counted) / len(good)
         if self.run_log:
             advantages = [each.advantage if each.kept else None for each in plan.trajectories]
-            self.run_log.train(self.global_steps, sessions, advantages)
+            keys = [session.key for session in sessions] + [facts["key"] for facts in others]
+            self.run_log.train(self.global_steps, keys, advantages + [None] * len(others))
         self.batches_without_signal = 0 if good else self.batches_without_signal + 1
         if not good:
             reasons = sorted({str(extra.get("detail") or extra.get("exit_status")) for extra in last})
@@ -252,12 +315,17 @@ class TrajectoryTrainer:
         self.load_own_state(torch.load(folder / STATE, weights_only=True))
 
     def own_state(self) -> dict[str, Any]:
-        return {"recipe": self.recipe.type, "batches_without_signal": self.batches_without_signal}
+        return {
+            "recipe": self.recipe.type,
+            "batches_without_signal": self.batches_without_signal,
+            "sampling": self.sampling.state_dict(),
+        }
 
     def load_own_state(self, state: dict[str, Any]) -> None:
         if state["recipe"] != self.recipe.type:
             raise ValueError(f"the checkpoint is of recipe {state['recipe']!r}, and this run's is {self.recipe.type!r}")
         self.batches_without_signal = state["batches_without_signal"]
+        self.sampling.load_state_dict(state["sampling"])
         if self.run_log and self.global_steps < self.total_training_steps:
             self.run_log.truncate_after(self.global_steps)
 
