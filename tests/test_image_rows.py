@@ -20,7 +20,8 @@ from webagent_core.episode.pictures import picture_part, pictures_of
 from webagent_core.episode.runner import ContextOverflow
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 from webagent_core.objectives import load_objective
-from webagent_core.policy.tiny_vision import build_vision_policy, load_processing_class, write_start
+from webagent_core.policy.tiny_vision import build_vision_policy, write_start
+from webagent_core.policy.vision_processing import load_processing_class
 
 G = 4
 TEXTS = ["Task: Press the red button", "Feedback: the page did not change", "Task: Press the button on the left now"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from transformers import ProcessorMixin
+from trl.trainer.utils import pad
 
 from webagent_core.episode.pictures import pictures_of
 
@@ -79,3 +80,39 @@ class ImageInputs:
 
     def _tokens(self, grids: torch.Tensor) -> torch.Tensor:
         return grids.prod(dim=1).cpu() // self.image_processor.merge_size**2
+
+
+class PictureCollator:
+    """Batches for SFTTrainer of rows {input_ids, labels, pictures}, padded on the right."""
+
+    def __init__(self, processor: ProcessorMixin) -> None:
+        self.inputs = ImageInputs(processor)
+        self.pad_token = processor.tokenizer.pad_token_id
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        ids = pad([torch.tensor(row["input_ids"]) for row in rows], self.pad_token)
+        seen = self.inputs(ids, [row["pictures"] for row in rows])
+        seen.pop("num_images", None)
+        return {
+            "input_ids": ids,
+            "attention_mask": pad([torch.ones(len(row["input_ids"]), dtype=torch.long) for row in rows], 0),
+            "labels": pad([torch.tensor(row["labels"]) for row in rows], -100),
+            **seen,
+        }
+
+
+def imitation_rows(
+    processor: ProcessorMixin, chats: Sequence[list[dict]], responses: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Rows for `PictureCollator`: after each chat its response is learned, to the end of the turn, and nothing else."""
+    rows = []
+    for start in range(0, len(chats), 64):  # the pixels of these are made along the way
+        part = list(chats[start : start + 64])
+        prompts = processor.apply_chat_template(
+            open_pictures(part), add_generation_prompt=True, tokenize=True, return_dict=True
+        )["input_ids"]
+        for chat, prompt, response in zip(part, prompts, responses[start : start + 64], strict=True):
+            answer = processor.tokenizer(response + processor.tokenizer.eos_token)["input_ids"]
+            labels = [-100] * len(prompt) + answer
+            rows.append({"input_ids": list(prompt) + answer, "labels": labels, "pictures": picture_urls(chat)})
+    return rows

@@ -18,17 +18,20 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 import webagent_core
 from trl_webagent.console import Console, StepBar, be_quiet, quiet
+from trl_webagent.image_rows import PictureCollator, imitation_rows
 from webagent_core.command_line import overrides_of, parser
 from webagent_core.episode.browser_rollout import BrowserRollout, settings_of
-from webagent_core.episode.contexts import chat_counter
 from webagent_core.policy.demonstrations import gather
 from webagent_core.policy.made_up_pages import MadeUpPages, words_of
 from webagent_core.policy.tiny import start_of
+from webagent_core.policy.tiny_vision import build_vision_policy
+from webagent_core.policy.vision_demonstrations import gather as show_in_pictures
+from webagent_core.policy.vision_processing import counter_of, load_processing_class, sees
 from webagent_core.recipe import Recipe, load_recipe
 from webagent_core.tasks.task import Task
 
@@ -61,12 +64,8 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
     if folder.is_dir():
         console.say(f"warm-up: kept from an earlier run ({folder})")
         return folder
-    base = start_of(recipe)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(base)
     rows = [row for chat in chats for row in chat["rows"]]
-    demonstrated = len(rows)
-    rows += _made_up(tokenizer, round(demonstrated * settings.rehearsal / (1 - settings.rehearsal)), seed)
+    learner, special = (_seeing if sees(start_of(recipe)) else _reading)(recipe, rows)
     making = folder.with_name(f"{folder.name}.{os.getpid()}")
     arguments = SFTConfig(
         output_dir=str(making / "trainer"),
@@ -77,35 +76,63 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
         warmup_steps=min(20, settings.steps // 10),
         weight_decay=0.01,
         adam_beta2=0.98,
-        completion_only_loss=True,
         max_length=recipe.rollout.max_context_tokens,
-        train_sampling_strategy="group_by_length",
         seed=seed,
         save_strategy="no",
         report_to="none",
         logging_steps=max(1, settings.steps // 20),
         disable_tqdm=True,
+        **special,
         **cpu_arguments(),
     )
     with console.progress("warm-up: imitation", settings.steps) as bar:
-        trainer = SFTTrainer(
-            model=model,
-            args=arguments,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer,
-            callbacks=[StepBar(bar)],
-        )
+        trainer = SFTTrainer(args=arguments, callbacks=[StepBar(bar)], **learner)
         quiet(trainer)
         trainer.train()
     loss = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     console.say(
-        f"warm-up: {settings.steps} steps on {demonstrated} demonstrated steps, loss {loss[0]:.2f} -> {loss[-1]:.2f}"
+        f"warm-up: {settings.steps} steps on {len(rows)} demonstrated steps, loss {loss[0]:.2f} -> {loss[-1]:.2f}"
     )
-    model.save_pretrained(making)
-    tokenizer.save_pretrained(making)
+    learner["model"].save_pretrained(making)
+    learner["processing_class"].save_pretrained(making)
     shutil.rmtree(making / "trainer", ignore_errors=True)
     making.replace(folder)
     return folder
+
+
+def _reading(recipe: Recipe, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of SFTTrainer and of SFTConfig to learn from text."""
+    base, settings, seed = start_of(recipe), recipe.policy.warm_up, recipe.train.seed
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    made_up = _made_up(tokenizer, round(len(rows) * settings.rehearsal / (1 - settings.rehearsal)), seed)
+    learner = {"model": model, "processing_class": tokenizer, "train_dataset": Dataset.from_list(rows + made_up)}
+    return learner, {"completion_only_loss": True, "train_sampling_strategy": "group_by_length"}
+
+
+def _seeing(recipe: Recipe, rows: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments of SFTTrainer and of SFTConfig to learn from pictures. A start without weights gets random ones."""
+    base, settings, seed = start_of(recipe), recipe.policy.warm_up, recipe.train.seed
+    if settings.rehearsal:
+        raise ValueError(
+            f"policy.warm_up.rehearsal = {settings.rehearsal} is not allowed: 0, made-up pages are text and "
+            "this policy sees"
+        )
+    if recipe.policy.model == "tiny_vision":
+        model = build_vision_policy(AutoConfig.from_pretrained(base), seed)
+    else:
+        model = AutoModelForImageTextToText.from_pretrained(base, dtype=torch.float32)
+    processor = load_processing_class(base)
+    imitated = imitation_rows(
+        processor, [row["prompt"] for row in rows], [row["completion"][0]["content"] for row in rows]
+    )
+    learner = {
+        "model": model,
+        "processing_class": processor,
+        "train_dataset": Dataset.from_list(imitated),
+        "data_collator": PictureCollator(processor),
+    }
+    return learner, {"remove_unused_columns": False}
 
 
 def _made_up(tokenizer: Any, count: int, seed: int) -> list[dict[str, Any]]:
@@ -125,6 +152,7 @@ def _demonstrations(recipe: Recipe, rollout: BrowserRollout, console: Console) -
     settings, seed = recipe.policy.warm_up, recipe.train.seed
     pages = [version("miniwob"), rollout.pool.browser_version]
     rules = [recipe.type, recipe.context and recipe.context.model_dump(), recipe.policy.system_prompt]
+    rules += [recipe.policy.coordinates, recipe.browser.viewport]
     bounds = recipe.rollout.model_dump(include={"max_steps", "max_context_tokens", "max_response_tokens"})
     key = _hash(
         ["browser", "episode", "tasks"],
@@ -145,9 +173,10 @@ def _demonstrations(recipe: Recipe, rollout: BrowserRollout, console: Console) -
     tasks = [
         Task(names[i % len(names)], rng.randrange(*recipe.tasks.train_seeds)) for i in range(settings.demonstrations)
     ]
-    rollout.runner.screenshots = False
+    points = rollout.runner.coordinates is not None
+    show, rollout.runner.screenshots = (show_in_pictures if points else gather), points
     with console.progress("warm-up: demonstrations", len(tasks)) as bar:
-        trajectories = gather(rollout, tasks, mistakes=settings.mistakes, seed=seed, progress=lambda _: bar.advance(0))
+        trajectories = show(rollout, tasks, mistakes=settings.mistakes, seed=seed, progress=lambda _: bar.advance(0))
     rollout.runner.screenshots = True
     good = [trajectory for trajectory in trajectories if trajectory.valid]
     succeeded = sum(trajectory.success for trajectory in good) / len(good)
@@ -188,8 +217,7 @@ def main() -> None:
     recipe = load_recipe(arguments.recipe_folder, arguments.preset, arguments.profile, overrides_of(arguments))
     arguments.link.parent.mkdir(parents=True, exist_ok=True)
     arguments.link.unlink(missing_ok=True)
-    count_tokens = chat_counter(AutoTokenizer.from_pretrained(start_of(recipe)))
-    with BrowserRollout(**settings_of(recipe, count_tokens)) as rollout:
+    with BrowserRollout(**settings_of(recipe, counter_of(recipe))) as rollout:
         arguments.link.symlink_to(warm_up(recipe, rollout, Console()).resolve())
 
 

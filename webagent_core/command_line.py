@@ -14,6 +14,7 @@ from webagent_core.recipe import Recipe, find_recipe, layers_of, load_recipe, re
 from webagent_core.rewards.for_recipe import check_rewards
 from webagent_core.tasks.demonstrations import check_demonstrated
 from webagent_core.tasks.miniwob import check_name
+from webagent_core.tasks.targets import check_shown
 
 # The whole walk, small: for tests, and for a first look at whether everything is in place. Under three minutes on two
 # cores. A recipe takes of it what it has.
@@ -87,10 +88,12 @@ def checked_recipe(recipe_folder: Path, arguments: argparse.Namespace, checkpoin
     Raises ValueError or FileNotFoundError whose message names the field, its value and what is allowed.
     """
     recipe = load_recipe(recipe_folder, arguments.preset, arguments.profile, overrides_of(arguments))
+    pictures = recipe.context is not None and recipe.context.observation == "screenshot"
+    check_taught = check_shown if pictures else check_demonstrated
     for name in recipe.tasks.names:
         check_name(name)
         if recipe.policy.warm_up:
-            check_demonstrated(name)
+            check_taught(name)
     if recipe.rollout.temperature == 0:
         raise ValueError("rollout.temperature = 0: allowed are numbers > 0, or all attempts at a task would be equal")
     _check_model(recipe.policy.model)
@@ -106,10 +109,10 @@ def checked_recipe(recipe_folder: Path, arguments: argparse.Namespace, checkpoin
 
 
 def _check_model(name: str | None) -> None:
-    """Raise FileNotFoundError unless `name` is tiny, the folder of a model, or a model of the hub."""
-    if name == "tiny" or (name and (Path(name) / "config.json").is_file()):
+    """Raise FileNotFoundError unless `name` is a tiny policy, the folder of a model, or a model of the hub."""
+    if name in ("tiny", "tiny_vision") or (name and (Path(name) / "config.json").is_file()):
         return
-    allowed = "tiny, a folder with a config.json, the name of a model on the hub"
+    allowed = "tiny, tiny_vision, a folder with a config.json, the name of a model on the hub"
     if name and not Path(name).exists():
         from huggingface_hub import HfApi, constants
 

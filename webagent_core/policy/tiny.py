@@ -11,6 +11,9 @@ from webagent_core.recipe import Recipe
 
 # Folder of the shipped base and its tokenizer: it can look up a name and copy the id after it, and knows no task.
 BASE = Path(__file__).parent / "base"
+# Folder of the start of the tiny policy that sees (see tiny_vision.py): tokenizer, image processor, configuration. Its
+# weights are random, drawn from a run's seed.
+VISION_START = Path(__file__).parent / "vision_start"
 
 
 def build_policy(
@@ -43,4 +46,4 @@ def build_policy(
 
 def start_of(recipe: Recipe) -> str:
     """Folder or hub name of the model before any training."""
-    return str(BASE) if recipe.policy.model == "tiny" else recipe.policy.model
+    return {"tiny": str(BASE), "tiny_vision": str(VISION_START)}.get(recipe.policy.model, recipe.policy.model)

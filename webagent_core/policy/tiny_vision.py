@@ -6,29 +6,13 @@ there is to it is learned in warm-up."""
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    AutoProcessor,
-    AutoTokenizer,
-    BatchFeature,
-    PreTrainedTokenizerBase,
-    ProcessorMixin,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
-from transformers.utils import is_torchvision_available
+from transformers import PreTrainedTokenizerBase, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from webagent_core.policy.tokenizer import build_tokenizer
-
-# Tokenizer, image processor and configuration; no weights.
-VISION_START = Path(__file__).parent / "vision_start"
 
 PICTURE = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")  # as all of Qwen's models have them
 CHAT_TEMPLATE = (
@@ -131,52 +115,3 @@ def write_start(folder: Path, corpus: Iterable[str], **sizes: int) -> None:
         "image_std": [0.5, 0.5, 0.5],
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(images, indent=2) + "\n")
-
-
-# --- Any vision model of Qwen's --------------------------------------------------------------------------------------
-
-
-def sees(model: str) -> bool:
-    """Whether the model in this folder or of this hub name takes pictures."""
-    return hasattr(AutoConfig.from_pretrained(model), "vision_config")
-
-
-def load_processing_class(model: str) -> PreTrainedTokenizerBase | ProcessorMixin:
-    """Tokenizer of a model that reads, processor of one that sees; both pad and truncate on the left."""
-    sides = {"padding_side": "left", "truncation_side": "left"}
-    if not sees(model):
-        return AutoTokenizer.from_pretrained(model, **sides)
-    if is_torchvision_available():
-        return AutoProcessor.from_pretrained(model, **sides)
-    tokenizer = AutoTokenizer.from_pretrained(model, **sides)
-    return PictureProcessor(AutoImageProcessor.from_pretrained(model), tokenizer, tokenizer.chat_template)
-
-
-class PictureProcessor(ProcessorMixin):
-    """Qwen-VL's processor without films, which would need torchvision."""
-
-    def __init__(self, image_processor: Any = None, tokenizer: Any = None, chat_template: str | None = None) -> None:
-        self.image_token = "<|image_pad|>"
-        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
-        super().__init__(image_processor, tokenizer, chat_template=chat_template)
-
-    def __call__(self, images: Any = None, text: Any = None, videos: Any = None, audio: Any = None, **kwargs: Any):
-        """Token ids in which each picture's slot is as long as the picture takes, and the pictures' pixels."""
-        texts, seen = [text] if isinstance(text, str) else list(text), {}
-        if images is not None:
-            flat = [image for each in images for image in each] if isinstance(images[0], list | tuple) else list(images)
-            seen = dict(self.image_processor(images=flat, return_tensors="pt"))
-            lengths = iter((seen["image_grid_thw"].prod(dim=1) // self.image_processor.merge_size**2).tolist())
-            slot = re.compile(re.escape(self.image_token))
-            texts = [slot.sub(lambda _: self.image_token * next(lengths), each) for each in texts]
-            if next(lengths, None) is not None:
-                raise ValueError(f"{len(flat)} images: more than the texts have slots for")
-        names = ("padding", "padding_side", "truncation", "max_length", "return_tensors", "add_special_tokens")
-        encoded = self.tokenizer(texts, **{name: kwargs[name] for name in names if kwargs.get(name) is not None})
-        ids = encoded["input_ids"]
-        slots = (
-            (ids == self.image_token_id).long()
-            if isinstance(ids, torch.Tensor)
-            else [[int(token == self.image_token_id) for token in row] for row in ids]
-        )
-        return BatchFeature({**encoded, **seen, "mm_token_type_ids": slots})
