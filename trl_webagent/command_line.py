@@ -29,6 +29,8 @@ def main(recipe_folder: Path, argv: list[str] | None = None) -> None:
 
     if "pairs" in recipe.load_objective().inputs:
         from trl_webagent.preference_run import PreferenceRun as Run
+    elif "responses" in recipe.load_objective().inputs:
+        from trl_webagent.recorded_steps_run import RecordedStepsRun as Run
     else:
         from trl_webagent.run import Run
 
