@@ -18,7 +18,7 @@ from webagent_core.episode.actions import Action
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 from webagent_core.report.learning_curve import moving_average, plot_learning_curve
 from webagent_core.report.run_directory import RunDirectory
-from webagent_core.report.summary import headline, summarise, wilson_interval
+from webagent_core.report.summary import cut_steps, headline, summarise, wilson_interval
 from webagent_core.report.text import one_line
 from webagent_core.report.viewer import write_report
 
@@ -345,7 +345,8 @@ def test_one_line_for_the_console():
         "update 3/20  success 0.61  return 0.60  steps 2.3  answered 120 step_limit 7 env_error 1"
         "  loss -0.012  kl 0.003  grad 0.41  1800 tok/s  14 steps/s"
     )
-    assert one_line({"update": 0, "phase": "before", "success": 0.45, "episodes": 128}) == (
+    assert "answered 3  cut prompts 5" in one_line({"update": 1, "exit_status/answered": 3, "cut_steps": 5})
+    assert one_line({"update": 0, "phase": "before", "success": 0.45, "episodes": 128, "cut_steps": 0}) == (
         "before training  128 episodes  success 0.45"
     )
 
@@ -521,6 +522,28 @@ def test_a_click_on_a_trajectory_shows_its_steps(finished_run, report, browser):
     sibling = int(re.search(r"#t(\d+)s1$", page.url)[1])
     assert sibling != wanted and lines[sibling]["group"] == line["group"]
     assert problems == [report.as_uri()]
+    page.close()
+
+
+def test_a_prompt_that_was_cut_says_so_in_its_step_and_is_counted(tmp_path, browser):
+    run, cut = RunDirectory(tmp_path), "the oldest 2 of 7 steps; the last 9 of 40 lines of the page <b>"
+    played = trajectory("click-button", 1, "1/0", ExitStatus.ANSWERED, True, steps=3)
+    played.steps[1].cut = cut
+    broken = trajectory("click-button", 2, "1/1", ExitStatus.ENV_ERROR, False, steps=1)
+    broken.steps[0].cut = "the oldest 1 of 7 steps"
+    run.log_trajectories(1, "train", [played, broken])
+    assert cut_steps([played, broken]) == {"cut_steps": 2}
+    run.log_metrics({"update": 1, "phase": "train", "success": 1.0} | cut_steps([played, broken]))
+    assert [step.get("cut") for step in next(iter(run.trajectories()))["steps"]] == [None, cut, None]
+    write_report(run, tmp_path / "report.html")
+
+    page = opened(browser, tmp_path / "report.html", [])
+    page.click('#list button[data-id="0"]')
+    assert "Cut from the prompt" not in page.inner_text("#detail .step")
+    page.keyboard.press("ArrowRight")
+    assert f"Cut from the prompt to make it fit: {cut}" in page.inner_text("#detail .step")
+    row = page.locator(".glossary tr", has_text="cut_steps").inner_text()
+    assert row.split("\t")[1:3] == ["2", "2"]
     page.close()
 
 

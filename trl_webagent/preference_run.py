@@ -35,7 +35,7 @@ from trl_webagent.run import Run, _MetricsLine, lora_config
 from trl_webagent.warm_up import cpu_arguments
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.recipe import Recipe
-from webagent_core.report.summary import duration, success_by_task
+from webagent_core.report.summary import cut_steps, duration, success_by_task
 from webagent_core.report.text import one_line
 from webagent_core.rewards.for_recipe import plays_for_the_page
 from webagent_core.sampling.page_search import search_pages
@@ -169,7 +169,7 @@ class PreferenceRun(Run):
         statuses = Counter(trajectory.exit_status for trajectory in trajectories)
         facts: dict[str, Any] = {f"exit_status/{status}": statuses[status] for status in ExitStatus}
         facts |= {f"no_pair/{why}": count for why, count in sorted(left_out.items())}
-        facts |= success_by_task(trajectories)
+        facts |= success_by_task(trajectories) | cut_steps(trajectories)
         if valid:
             facts["success"] = sum(trajectory.success for trajectory in valid) / len(valid)
             facts["steps"] = sum(len(trajectory.steps) for trajectory in valid) / len(valid)

@@ -29,7 +29,7 @@ from webagent_core.policy.tiny import start_of
 from webagent_core.recipe import Recipe
 from webagent_core.report.learning_curve import plot_learning_curve
 from webagent_core.report.run_directory import RunDirectory
-from webagent_core.report.summary import closing_lines, duration, success_by_task
+from webagent_core.report.summary import closing_lines, cut_steps, duration, success_by_task
 from webagent_core.report.text import one_line
 from webagent_core.report.viewer import write_report
 from webagent_core.rewards import Scoring
@@ -203,7 +203,7 @@ class Run:
 
     def _keep(self, trajectories: list[Trajectory], advantages: list[float | None]) -> None:
         self.directory.log_trajectories(self.update + 1, "train", trajectories, advantages)
-        self.per_task = success_by_task(trajectories)
+        self.per_task = success_by_task(trajectories) | cut_steps(trajectories)
 
     def keep_metrics(self, logs: dict[str, Any]) -> None:
         """One finished update, from TRL's log line."""
@@ -238,6 +238,7 @@ class Run:
             line["steps"] = sum(len(trajectory.steps) for trajectory in valid) / len(valid)
         statuses = Counter(trajectory.exit_status for trajectory in trajectories)
         line |= {f"exit_status/{status}": statuses[status] for status in ExitStatus}
+        line |= cut_steps(trajectories)
         self.directory.log_metrics(line | success_by_task(trajectories) | self._also_measured())
         self.directory.log_trajectories(self.update, phase, trajectories, None)
         self.console.say(one_line(line))

@@ -73,9 +73,10 @@ class RunDirectory:
 
         Keys the report knows: `success` and `success/<task>` (share of the valid episodes, 0 to 1), `episodes` (valid
         episodes behind `success`), `return` (mean reward of the valid ones), `steps` (mean per episode),
-        `exit_status/<status>` (episodes, invalid ones too), `loss`, `kl` (nats), `grad_norm`, `entropy` (nats),
-        `clip_ratio`, `tokens_per_second`, `browser_steps_per_second`, and `seconds`: a mapping from a part of the
-        update to its wall clock, parts that do not overlap, or with `total`. Other keys are kept.
+        `exit_status/<status>` (episodes, invalid ones too), `cut_steps` (steps whose prompt was cut to fit), `loss`,
+        `kl` (nats), `grad_norm`, `entropy` (nats), `clip_ratio`, `tokens_per_second`, `browser_steps_per_second`, and
+        `seconds`: a mapping from a part of the update to its wall clock, parts that do not overlap, or with `total`.
+        Other keys are kept.
         """
         _check(metrics.get("update"), metrics.get("phase"))
         _append(self.metrics_path, [_strict(dict(metrics))])

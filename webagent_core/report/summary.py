@@ -165,6 +165,11 @@ def success_by_task(trajectories: list[Trajectory]) -> dict[str, float]:
     return {name: sum(successes) / len(successes) for name, successes in sorted(by_task.items())}
 
 
+def cut_steps(trajectories: Iterable[Trajectory]) -> dict[str, int]:
+    """`cut_steps`: how many steps had a prompt that was cut to fit, of invalid trajectories too."""
+    return {"cut_steps": sum(step.cut is not None for trajectory in trajectories for step in trajectory.steps)}
+
+
 def closing_lines(metrics: Iterable[Mapping[str, Any]], tasks: Iterable[str], seed: int) -> list[str]:
     """A run's last words: success on held-out seeds before and after, of each task and then of all."""
     lines = {line["phase"]: line for line in metrics}

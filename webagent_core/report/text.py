@@ -38,6 +38,8 @@ def one_line(metrics: Mapping[str, Any], updates: int | None = None) -> str:
     counts = [(status, metrics.get(f"exit_status/{status}")) for status in ExitStatus]
     if any(count for _, count in counts):
         parts.append(" ".join(f"{status} {count:.0f}" for status, count in counts if count))
+    if metrics.get("cut_steps"):
+        parts.append(f"cut prompts {metrics['cut_steps']:.0f}")
     for key, form in _AFTER_THE_STATUSES:
         if metrics.get(key) is not None and not math.isnan(metrics[key]):
             parts.append(form.format(metrics[key]))

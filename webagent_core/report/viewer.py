@@ -43,6 +43,7 @@ METRIC_MEANING = {
     "success": "Share of the valid episodes of an update with a reward of at least 1.",
     "return": "Mean reward of the valid episodes.",
     "steps": "Model calls per episode, mean.",
+    "cut_steps": "Steps whose prompt was cut to fit the model's context; the step says what went.",
     "loss": "The objective that was minimised. With policy gradients its size says little; it hovers around 0.",
     "kl": "How far the policy is from the reference model, per token, in nats.",
     "grad_norm": "Length of the gradient. Jumps of a factor of ten announce trouble.",
@@ -195,6 +196,7 @@ def _embedded(run: RunDirectory, lines: Sequence[_Line], chosen: set[int]) -> di
             ],
             "observation": None if any(line["observation"] in t for t in said) else text(line["observation"]),
             "screenshot": picture(line["screenshot"]),
+            "cut": line.get("cut"),
         }
 
     members: dict[tuple[str, int, str], list[dict[str, Any]]] = {}

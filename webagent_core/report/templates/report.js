@@ -183,6 +183,7 @@
       prompt.append(message);
     }
     said.append(prompt);
+    if (step.cut !== null) said.append(element("p", "say", `Cut from the prompt to make it fit: ${step.cut}`));
     if (step.observation !== null) {
       const seen = element("details");
       seen.append(element("summary", "", "Observation"), element("pre", "", data.texts[step.observation]));
