@@ -12,14 +12,12 @@ from verl_harness import RECIPES, composed
 
 from verl_webagent.dataset import TaskDataset
 from verl_webagent.recipe import recipe_of
-from verl_webagent.reward_manager import load
 from verl_webagent.sessions import Columns, facts_of, row_weights, sessions_of
 from verl_webagent.stock import check_stock
 from verl_webagent.validation import validate
 from webagent_core.objectives import load_objective
 from webagent_core.policy.tiny import BASE
 from webagent_core.recipe import load_recipe
-from webagent_core.rewards import RewardManager
 from webagent_core.tasks.schedule import held_out_tasks, training_tasks
 
 HOSTED = sorted(path.parent.name for path in RECIPES.glob("*/verl.yaml"))
@@ -167,16 +165,24 @@ def test_what_a_stock_trainer_would_get_wrong_is_refused(name, said):
     assert check_stock(load_objective("webagent_r1", beta=0.0)).beta == 0
 
 
-class Fine(RewardManager):
-    def score(self, trajectory):
-        return 1.0
+def test_the_recipes_reward_decides_which_manager_verl_asks(monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    assert composed([MODEL]).reward.reward_manager.name == "naive"  # the loop knows what the page said
+    assert composed([MODEL], "arpo").reward.reward_manager.name == "webagent"  # its format reward is added
+    judged = [MODEL, 'webagent.set=["reward.manager=votes", "reward.judge.model=rule"]']
+    validate(composed(judged))
+    with pytest.raises(ValueError, match=r"reward.reward_manager.name = 'naive': must be webagent .*'votes'"):
+        validate(composed([*judged, "reward.reward_manager.name=naive"]))
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    with pytest.raises(ValueError, match=r"asks a judge: reward.judge.base_url is not set"):
+        validate(composed(judged))
 
 
-def test_a_reward_manager_is_named_by_module_and_class():
-    assert isinstance(load("test_verl_config:Fine"), Fine)
-    for name in ("test_verl_config:Missing", "no_such_module:Fine", "json:loads", "pathlib:Path"):
-        with pytest.raises(ValueError, match=f"webagent.reward_manager = '{name}'"):
-            load(name)
+def test_success_is_of_the_outcome_where_the_reward_is_shaped():
+    keys, tags, columns = a_batch()
+    columns.extra[0]["reward_extra_info"] = {"valid": True, "outcome": 0.5}
+    facts = facts_of(load_objective("openwebrl"), sessions_of(keys, tags), columns)
+    assert [(fact.reward, fact.score) for fact in facts] == [(1.0, 0.5), (0.0, 0.0), (None, None)]
 
 
 def test_an_interpolation_of_a_setting_that_is_not_there_names_it():

@@ -19,10 +19,9 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 from verl_webagent.agent_loop import TRAJECTORY, broken, empty_row
 from verl_webagent.recipe import node_of
 from verl_webagent.run_log import keep, partition
+from verl_webagent.sessions import KEPT_IN, SCORED
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.rewards.reward_manager import RewardError
-
-KEPT_IN = "kept_in"  # beside a trajectory on its way through verl: the partition it is for
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +54,12 @@ class WebAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             what = "an empty list" if not rows else f"{output!r:.80}, allowed are AgentLoopOutput and lists of them"
             logger.warning("an agent loop returned %s", what)
             rows = [self._empty(sample, f"the agent loop returned {what}")]
-        if isinstance(rows[0].extra_fields.get(TRAJECTORY), Trajectory):
+        played = rows[0].extra_fields.get(TRAJECTORY)
+        if isinstance(played, Trajectory):
             rows[0].extra_fields[KEPT_IN] = partition(validate)
+            if validate:  # held-out tasks are measured by their own program, whatever the policy is trained for
+                for row in rows:
+                    row.reward_score = played.reward if played.valid else 0.0
         await super()._agent_loop_postprocess(rows, validate, **sample)
 
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict) -> None:
@@ -65,11 +68,14 @@ class WebAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
         extra = outputs[0].extra_fields
         played, where = extra.pop(TRAJECTORY, None), extra.pop(KEPT_IN, None)
         told = outputs[-1].extra_fields.get("reward_extra_info") or {}
+        scored = told.pop(SCORED, {})
         if played is None or not node_of(self.config)["out"]:
             return
         if told.get("exit_status"):  # a judge may have failed, or found another reward: its process had a copy
             played.exit_status = ExitStatus(told["exit_status"])
             played.reward = outputs[-1].reward_score if told["valid"] else None
+            for name, value in scored.items():
+                setattr(played, name, value)
         await keep(f"{kwargs['uid']}_{kwargs['session_id']}", where, played)
 
     def _empty(self, sample: dict[str, Any], told: str, fatal: bool = False) -> AgentLoopOutput:

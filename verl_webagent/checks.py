@@ -8,6 +8,7 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from verl_webagent.recipe import recipe_of
+from webagent_core.rewards.for_recipe import check_rewards, plays_for_the_page
 
 # Methods that verl cannot host, with the reason that recipe pages give as well.
 NOT_HOSTED = {
@@ -23,6 +24,13 @@ def check_config(config: DictConfig) -> None:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if recipe.type in NOT_HOSTED:
         raise ValueError(f"webagent.recipe = {recipe.type!r} cannot run on verl: {NOT_HOSTED[recipe.type]}")
+    check_rewards(recipe)
+    asked = config.reward.reward_manager.name
+    if asked != "webagent" and not plays_for_the_page(recipe):
+        raise ValueError(
+            f"reward.reward_manager.name = {asked!r}: must be webagent for this recipe's reward "
+            f"(reward.manager = {recipe.reward.manager!r})"
+        )
     if getattr(objective, "hcpo", False):
         raise ValueError(
             "objective.hcpo = True cannot run on verl: the compressed branch needs a second forward pass of each "

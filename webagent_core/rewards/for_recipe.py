@@ -153,6 +153,13 @@ def rewards_for(recipe: Recipe, *, gold: Facts | None = None) -> RewardManager:
     return manager
 
 
+def plays_for_the_page(recipe: Recipe) -> bool:
+    """Whether the task's own program says all that there is to the reward, so that nobody has to be asked."""
+    section = recipe.reward
+    added = section.layers or section.format_weight or section.length_penalty
+    return section.manager == "page" and not added
+
+
 def check_rewards(recipe: Recipe) -> None:
     """Raise, in one line that names setting, value and what is allowed, for a reward that cannot be had; cheap.
 
