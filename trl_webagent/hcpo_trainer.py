@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
+from trl_webagent.image_rows import open_pictures
 from trl_webagent.step_grpo_trainer import StepGRPOTrainer
 from webagent_core.objectives import RowTensors, TrajectoryFacts
 from webagent_core.sampling.step_answers import AnsweredStep
 
-_PROMPT = ("prompt_ids", "prompt_mask")
+_PROMPT = ("prompt_ids", "prompt_mask", "pictures")
 _SECOND = tuple(f"compressed_{name}" for name in _PROMPT)
 
 
@@ -31,17 +32,21 @@ class HCPOTrainer(StepGRPOTrainer):
         # Whether a step was done is for people; what a group compares, and what makes it flat, is the reward.
         return [replace(facts, outcome=None) for facts in super()._facts()]
 
-    def _tokens(self, steps: Sequence[AnsweredStep], filler: int = 0) -> dict[str, torch.Tensor]:
+    def _tokens(self, steps: Sequence[AnsweredStep], filler: int = 0) -> dict[str, Any]:
         batch = super()._tokens(self._after([step.full for step in steps], steps), filler)
         if getattr(self.objective, "hcpo", False) is not False:
             second = super()._tokens(self._after([step.compressed for step in steps], steps), filler)
-            batch |= {f"compressed_{name}": second[name] for name in _PROMPT}
+            batch |= {f"compressed_{name}": second[name] for name in _PROMPT if name in second}
         return batch
 
     def _after(self, chats: list[list[dict]], steps: Sequence[AnsweredStep]) -> list[AnsweredStep]:
         """The same answers after other prompts."""
-        prompts = self._tokenize_prompts(chats)[0] if chats else []
-        return [replace(step, prompt_ids=list(ids)) for step, ids in zip(steps, prompts, strict=True)]
+        opened = open_pictures(chats) if self._images else chats
+        prompts = self._tokenize_prompts(opened)[0] if chats else []
+        return [
+            replace(step, messages=chat, prompt_ids=list(ids))
+            for step, chat, ids in zip(steps, chats, prompts, strict=True)
+        ]
 
     def _stored_logps(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
         stored = super()._stored_logps(batch)
@@ -51,11 +56,14 @@ class HCPOTrainer(StepGRPOTrainer):
         return stored
 
     def _chunks(self, batch: dict[str, Any]) -> list[tuple[torch.Tensor, dict[str, Any]]]:
-        chunks = super()._chunks({name: tensor for name, tensor in batch.items() if name not in _SECOND})
-        if _SECOND[0] in batch:
+        ids, mask, pictures = (batch.get(name) for name in _SECOND)
+        chunks = super()._chunks({name: value for name, value in batch.items() if name not in _SECOND})
+        if ids is not None:
             for rows, part in chunks:
-                longest = int(batch["compressed_prompt_mask"][rows].sum(1).max())
-                part |= {name: batch[name][rows, -longest:] for name in _SECOND}
+                longest = int(mask[rows].sum(1).max())
+                part |= dict(zip(_SECOND[:2], (ids[rows, -longest:], mask[rows, -longest:]), strict=True))
+                if pictures is not None:
+                    part[_SECOND[2]] = [pictures[row] for row in rows.tolist()]
         return chunks
 
     def _row_tensors(self, model: Any, inputs: dict[str, Any], logps: torch.Tensor) -> RowTensors:
@@ -73,5 +81,5 @@ class HCPOTrainer(StepGRPOTrainer):
 
 def _second_branch(batch: dict[str, Any]) -> dict[str, Any]:
     """The rows with the compressed prompt in the place of the whole one."""
-    rows = {name: tensor for name, tensor in batch.items() if not name.startswith("compressed_")}
-    return rows | dict(zip(_PROMPT, (batch[name] for name in _SECOND), strict=True))
+    rows = {name: value for name, value in batch.items() if not name.startswith("compressed_")}
+    return rows | {name: batch[second] for name, second in zip(_PROMPT, _SECOND, strict=True) if second in batch}

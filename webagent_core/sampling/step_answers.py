@@ -163,6 +163,6 @@ def history_bias(update: int, updates: int, steepness: float, ramp: float) -> fl
 
 
 def draw_history(available: int, bias: float, rng: random.Random) -> int:
-    """How many of the last `available` steps a prompt shows, 0 included: n with a chance in proportion to exp(bias n)."""
+    """How many of the last `available` steps a prompt shows: n from 0 on, with chances in proportion to exp(bias n)."""
     lengths = range(available + 1)
     return rng.choices(lengths, [math.exp(bias * (length - available)) for length in lengths])[0]
