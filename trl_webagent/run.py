@@ -211,6 +211,8 @@ class Run:
         seconds = {key.removeprefix("seconds/"): value for key, value in logs.items() if key.startswith("seconds/")}
         if "step_time" in logs:
             seconds["other"] = max(0.0, logs["step_time"] * self.recipe.train.num_iterations - sum(seconds.values()))
+        seconds["rewards"], self.scoring.waited_seconds = self.scoring.waited_seconds, 0.0
+        seconds["rollout"] = max(0.0, seconds.get("rollout", 0.0) - seconds["rewards"])
         kept = {key: logs[key] for key in KEPT_METRICS if logs.get(key) is not None}
         kept |= {key: value for key, value in logs.items() if key.startswith(("exit_status/", "groups/", "replay/"))}
         line = {"update": self.update, "phase": "train", **kept, **self.per_task, "seconds": seconds}

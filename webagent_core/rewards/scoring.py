@@ -6,6 +6,7 @@ The browsers' loop and the trainer's thread never wait for a judge that is slow,
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -29,6 +30,7 @@ class Scoring:
         self.manager = manager
         self._loop = EventLoopThread()
         self._slots = asyncio.Semaphore(concurrency)
+        self.waited_seconds = 0.0  # by `finish`, for what was not scored by then
         self._running: dict[int, tuple[Trajectory, Future[Reward]]] = {}  # by id, which is unique while we hold it
 
     def submit(self, trajectory: Trajectory) -> None:
@@ -45,12 +47,15 @@ class Scoring:
             if id(trajectory) not in self._running:
                 self.submit(trajectory)
         running = [self._running.pop(id(trajectory))[1] for trajectory in trajectories]
+        started = time.perf_counter()
         try:
             rewards = [each.result() for each in running]
         except BaseException:
             for each in running:
                 each.cancel()
             raise
+        finally:
+            self.waited_seconds += time.perf_counter() - started
         record(trajectories, rewards)
         return rewards
 
