@@ -8,6 +8,7 @@ beside it the score of answers to held-out steps.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import shutil
@@ -36,6 +37,8 @@ from webagent_core.tasks.schedule import held_out_tasks
 from webagent_core.tasks.task import Task
 
 HELD_OUT_EVERY = 10  # of the episodes of a given recording, each tenth is for measuring
+STEPS_PER_EPISODE = 2  # that a demonstration has at least, on average; more episodes are not recorded than are needed
+PAGES_PER_TASK = 5  # of the held-out ones whose steps are recorded
 
 
 class RecordedStepsRun(Run):
@@ -83,9 +86,10 @@ class RecordedStepsRun(Run):
             measured = set(sorted({step.episode for step in steps})[::HELD_OUT_EVERY])
             return [s for s in steps if s.episode not in measured], [s for s in steps if s.episode in measured]
         names, rng = recipe.tasks.names, random.Random(f"recorded/{recipe.train.seed}")
-        episodes = recipe.sampling.training_steps  # each has a step or more
+        episodes = math.ceil(recipe.sampling.training_steps / STEPS_PER_EPISODE)
         tasks = [Task(names[i % len(names)], rng.randrange(*recipe.tasks.train_seeds)) for i in range(episodes)]
-        return self._demonstrated(tasks), self._demonstrated(held_out_tasks(recipe))
+        measured = held_out_tasks(recipe)[: PAGES_PER_TASK * len(names)]
+        return self._demonstrated(tasks), self._demonstrated(measured)
 
     def _demonstrated(self, tasks: Sequence[Task]) -> list[RecordedStep]:
         recipe, made_with = self.recipe, [version("miniwob"), self.rollout.pool.browser_version]
