@@ -107,14 +107,15 @@ def test_the_tasks_are_as_many_as_the_page_says():
 
 def test_the_reward_class_example_scores():
     code = example("class Brisk") + """
+from webagent_core.rewards import trl_reward
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 
 steps = [Step(url="", observation="", messages=[]) for _ in range(2)]
 good = Trajectory("t", 1, "t#1", steps=steps, exit_status=ExitStatus.ANSWERED, reward=1.0)
 gone = Trajectory("t", 2, "t#2", exit_status=ExitStatus.ENV_ERROR)
-print(reward_funcs(trajectory=[good, gone]))
+print(trl_reward(Brisk())(trajectory=[good, gone]), good.success)
 """
-    assert run(code) == "[0.9, None]\n"
+    assert run(code) == "[0.9, None] True\n"
 
 
 @pytest.mark.slow

@@ -547,6 +547,28 @@ def test_a_prompt_that_was_cut_says_so_in_its_step_and_is_counted(tmp_path, brow
     page.close()
 
 
+def test_what_a_judge_said_is_shown(tmp_path, browser):
+    run, words = RunDirectory(tmp_path), "The page says <b>SUCCESS</b>.\nVerdict: NOT SUCCESS"
+    judged = trajectory("click-button", 1, "1/0", ExitStatus.ANSWERED, False, steps=1)
+    judged.evidence = [
+        {"kind": "judge_failure", "model": "m", "error": "HTTP 500"},
+        {"kind": "judge_reply", "model": "m", "text": words, "vote": 1, "finish_reason": "stop"},
+    ]
+    plain = trajectory("click-button", 1, "1/0", ExitStatus.ANSWERED, True, steps=1)
+    run.log_trajectories(1, "train", [judged, plain])
+    write_report(run, tmp_path / "report.html")
+    problems: list[str] = []
+    page = opened(browser, tmp_path / "report.html", problems)
+    page.click('#list button[data-id="0"]')
+    page.click("text=What the reward rests on: 2")
+    assert page.locator("#detail pre.evidence").all_inner_texts() == ['{"error": "HTTP 500"}', words]
+    assert "judge reply, vote 2 (m)" in page.inner_text("#detail")
+    page.click('#list button[data-id="1"]')
+    assert "rests on" not in page.inner_text("#detail")
+    assert problems == [(tmp_path / "report.html").as_uri()]
+    page.close()
+
+
 def test_filters_leave_what_matches(finished_run, report, browser):
     page = opened(browser, report, [])
     lines = list(finished_run.trajectories())

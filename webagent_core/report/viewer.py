@@ -219,6 +219,7 @@ def _embedded(run: RunDirectory, lines: Sequence[_Line], chosen: set[int]) -> di
                     "id": at,
                     "outcome": lines[at].outcome,
                     "siblings": group(lines[at]),
+                    "evidence": [_evidence(each) for each in line.get("evidence", ())],
                     "steps": [step(each) for each in line["steps"]],
                 }
             )
@@ -244,6 +245,16 @@ def _message_text(message: Mapping[str, Any]) -> str:
         )
     rest = {key: value for key, value in message.items() if key not in ("role", "content")}
     return f"{said}\n{json.dumps(rest)}" if rest else said
+
+
+def _evidence(record: Mapping[str, Any]) -> list[str]:
+    """[title, text] of one thing that a reward rests on: a judge's words whole, anything else as it is."""
+    rest = {key: value for key, value in record.items() if key not in ("kind", "text", "model", "vote")}
+    vote = f", vote {record['vote'] + 1}" if "vote" in record else ""
+    title = f"{str(record.get('kind', 'evidence')).replace('_', ' ')}{vote}"
+    if "model" in record:
+        title += f" ({record['model']})"
+    return [title, str(record["text"]) if "text" in record else json.dumps(rest, ensure_ascii=False, default=str)]
 
 
 def _task_rows(summary: Summary, lines: Sequence[_Line]) -> list[dict[str, Any]]:

@@ -141,6 +141,12 @@
     const parts = [element("h3", "", t.goal || "(no goal)"), facts, siblings(t)];
     if (t.answer !== null) parts.push(element("p", "say", `Answer: ${t.answer}`));
     if (t.detail) parts.push(element("p", "say", `Detail: ${t.detail}`));
+    if (t.evidence.length) {
+      const found = element("details");
+      found.append(element("summary", "", `What the reward rests on: ${t.evidence.length}`));
+      for (const [title, text] of t.evidence) found.append(block(title, "evidence", text));
+      parts.push(found);
+    }
     parts.push(film(t), element("div", "step"));
     detail.replaceChildren(...parts);
     detail.scrollTop = 0;
