@@ -27,6 +27,7 @@ SMOKE = {
     "policy.warm_up.steps": 20,
     "sampling.candidate_tasks": 4,
     "sampling.task_trials": 4,
+    "sampling.training_steps": 24,
 }
 NO_SIGNAL = 3  # exit code of a run that ended because no task gives signal any more
 EPILOG = (
