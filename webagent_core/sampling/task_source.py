@@ -32,11 +32,13 @@ class TaskSource:
         return cls(recipe.tasks.names, recipe.tasks.train_seeds, recipe.train.seed)
 
     def next(self, count: int) -> list[Task]:
-        """The next tasks, exactly `count`."""
-        tasks = []
+        """The next tasks, exactly `count`. A single task comes twice only if there are fewer of them."""
+        tasks: list[Task] = []
         for _ in range(count):
             if not self.left:
                 self.left = self.rng.sample(self.entries, len(self.entries))
+                # Where a turn ends in the middle, what was given just now waits: equal tasks would be one group.
+                self.left.sort(key=lambda entry: entry not in tasks)
             entry = self.left.pop()
             tasks.append(entry if isinstance(entry, Task) else Task(entry, self.rng.randrange(*self.seeds)))
         self.given += count
