@@ -113,8 +113,12 @@ def test_a_runs_trajectories_are_read_back(tmp_path):
     invalid = attempt(5, None, status=ExitStatus.ENV_ERROR)
     odd = attempt(1, 0.0)
     odd.steps.append(Step("http://a.test/", "Other", [], "no idea", None, error="no action", screenshot=b"jpeg"))
-    RunDirectory(tmp_path).log_trajectories(0, "train", [attempt(0), odd, invalid])
-    read = read_trajectories(tmp_path)
+    shaped = attempt(2, 0.4, outcome=1.0, final=FinalPage("http://a.test/end", "Thanks", screenshot=b"end"))
+    run = RunDirectory(tmp_path)
+    run.log_trajectories(0, "train", [attempt(0), odd, invalid, shaped])
+    run.truncate_after(0)  # keeps every picture that a line names
+    *read, last = read_trajectories(tmp_path)
+    assert (last.reward, last.success, last.final) == (0.4, True, shaped.final)
     assert [(each.task, each.seed, each.reward, each.success) for each in read] == [
         ("site/buy", 0, 1.0, True),
         ("site/buy", 1, 0.0, False),

@@ -84,8 +84,8 @@ def untimed(out: Path) -> tuple[list[dict], list[dict]]:
     ]
     trajectories = [line | {"seconds": 0} for line in lines(out, "trajectories")]
     for trajectory in trajectories:
-        for step in trajectory["steps"]:
-            del step["url"]  # the port
+        for page in [*trajectory["steps"], *([trajectory["final"]] if "final" in trajectory else [])]:
+            del page["url"]  # the port
     return metrics, trajectories
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from webagent_core.episode.trajectory import Step, Trajectory
+from webagent_core.episode.trajectory import FinalPage, Step, Trajectory
 
 PHASES = ("before", "train", "during", "after")  # all but "train" are evaluations on held-out seeds
 
@@ -149,16 +149,24 @@ class RunDirectory:
             "detail": trajectory.detail,
             "answer": trajectory.answer,
             **({"evidence": _strict(trajectory.evidence)} if trajectory.evidence else {}),  # what a judge said
+            **({} if trajectory.outcome is None else {"outcome": _strict(trajectory.outcome)}),  # if not `reward`
             "steps": steps,
+            **({} if trajectory.final is None else {"final": self._final_line(trajectory.final, stem)}),
             "seconds": _strict(trajectory.seconds),
         }
 
+    def _kept_picture(self, picture: bytes | None, stem: str) -> str | None:
+        if picture is None:
+            return None
+        self.screenshots_path.mkdir(exist_ok=True)
+        (self.screenshots_path / f"{stem}.jpg").write_bytes(picture)
+        return f"screenshots/{stem}.jpg"
+
+    def _final_line(self, page: FinalPage, stem: str) -> dict[str, Any]:
+        return {"url": page.url, "text": page.text, "screenshot": self._kept_picture(page.screenshot, f"{stem}-end")}
+
     def _step_line(self, step: Step, stem: str) -> dict[str, Any]:
-        screenshot = None
-        if step.screenshot is not None:
-            self.screenshots_path.mkdir(exist_ok=True)
-            (self.screenshots_path / f"{stem}.jpg").write_bytes(step.screenshot)
-            screenshot = f"screenshots/{stem}.jpg"
+        screenshot = self._kept_picture(step.screenshot, stem)
         messages = _without_pictures(step.messages)
         line: dict[str, Any] = {"url": step.url}
         if not messages or messages[-1].get("content") != step.observation:  # else: the reader takes it from there
@@ -193,7 +201,8 @@ class RunDirectory:
 
             def remaining() -> Iterator[bytes]:
                 for line in filter(stays, _read(self.trajectories_path)):
-                    named.update(Path(step["screenshot"]).name for step in line["steps"] if step["screenshot"])
+                    pages = [*line["steps"], *([line["final"]] if "final" in line else [])]
+                    named.update(Path(page["screenshot"]).name for page in pages if page["screenshot"])
                     yield _line(line)
 
             _replace(self.trajectories_path, remaining())

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from webagent_core.episode.actions import FormatError, parse_action
-from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
+from webagent_core.episode.trajectory import ExitStatus, FinalPage, Step, Trajectory
 from webagent_core.policy.tiny import BASE
 from webagent_core.report.run_directory import RunDirectory
 from webagent_core.rewards.outcome_model import Form, OutcomeModel, auc
@@ -89,6 +89,10 @@ def trajectory_of(line: dict[str, Any], run: RunDirectory) -> Trajectory:
                 screenshot=run.screenshot(step["screenshot"]),
             )
         )
+    final = None
+    if "final" in line:
+        end = line["final"]
+        final = FinalPage(end["url"], end["text"], screenshot=run.screenshot(end["screenshot"]))
     return Trajectory(
         task=line["task"],
         seed=line["seed"],
@@ -99,6 +103,8 @@ def trajectory_of(line: dict[str, Any], run: RunDirectory) -> Trajectory:
         reward=line["reward"],
         answer=line["answer"],
         detail=line["detail"],
+        outcome=line.get("outcome"),
+        final=final,
     )
 
 
