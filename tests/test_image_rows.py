@@ -15,13 +15,14 @@ from PIL import Image, ImageDraw
 from transformers import AutoConfig, AutoModelForImageTextToText, TrainerCallback
 
 from trl_webagent import StepGRPOConfig, StepGRPOTrainer
-from trl_webagent.image_rows import ImageInputs, picture_urls
-from webagent_core.episode.pictures import picture_part, pictures_of
+from trl_webagent.image_rows import ImageInputs
+from webagent_core.episode.pictures import picture_part, picture_urls, pictures_of
 from webagent_core.episode.runner import ContextOverflow
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 from webagent_core.objectives import load_objective
 from webagent_core.policy.tiny_vision import build_vision_policy, write_start
 from webagent_core.policy.vision_processing import load_processing_class
+from webagent_core.sampling.stored import store, trajectory_of
 
 G = 4
 TEXTS = ["Task: Press the red button", "Feedback: the page did not change", "Task: Press the button on the left now"]
@@ -191,6 +192,17 @@ def test_a_row_whose_pictures_are_missing_is_refused(start, chats):
         ImageInputs(processor)(ids, [[], []])
     with pytest.raises(ValueError, match="row 1 has 0 image tokens and 1 pictures that fill 6"):
         ImageInputs(processor)(ids[1:].repeat(2, 1), [[], picture_urls([{"content": [picture(1)]}])])
+
+
+def test_a_stored_trajectory_keeps_the_pictures_of_its_rows(start, chats, tmp_path):
+    trainer = trainer_of(start, tmp_path, playing, max_rows_per_forward=2)
+    steps = [step(messages, answer) for messages, answer in zip(chats, trainer.generate(chats), strict=True)]
+    played = Trajectory("task", 0, "task", "", steps, ExitStatus.ANSWERED, reward=1.0)
+    kept = trajectory_of(store(played, 0, 0, pictures=True).data)
+    with torch.no_grad():
+        before = trainer._logps(trainer.model, trainer._tokens(steps))
+        after = trainer._logps(trainer.model, trainer._tokens(kept.steps))
+    assert torch.equal(before, after)
 
 
 class Gradients(TrainerCallback):

@@ -12,7 +12,7 @@ import torch
 from transformers import ProcessorMixin
 from trl.trainer.utils import pad
 
-from webagent_core.episode.pictures import pictures_of
+from webagent_core.episode.pictures import picture_urls, pictures_of
 
 
 def open_pictures(chats: Sequence[list[dict]]) -> list[list[dict]]:
@@ -26,12 +26,6 @@ def _open(message: dict) -> dict:
     pictures = iter(pictures_of([message]))
     parts = [{**part, "image": next(pictures)} if part["type"] == "image" else part for part in message["content"]]
     return {**message, "content": parts}
-
-
-def picture_urls(chat: list[dict]) -> list[str]:
-    """The pictures of a chat in their order, as they stand in it."""
-    parts = [part for message in chat if isinstance(message["content"], list) for part in message["content"]]
-    return [part["image"] for part in parts if part["type"] == "image"]
 
 
 class ImageInputs:

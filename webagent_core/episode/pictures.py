@@ -33,9 +33,14 @@ def shown_size(jpeg: bytes, max_pixels: int | None = None) -> tuple[int, int]:
 
 def pictures_of(messages: Iterable[dict]) -> list[Image.Image]:
     """The pictures of a chat in their order, decoded, for an image processor."""
-    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
-    data = [part["image"].removeprefix(_PREFIX) for part in parts if part["type"] == "image"]
+    data = [url.removeprefix(_PREFIX) for url in picture_urls(messages)]
     return [Image.open(BytesIO(base64.b64decode(each))).convert("RGB") for each in data]
+
+
+def picture_urls(messages: Iterable[dict]) -> list[str]:
+    """The pictures of a chat in their order, as they stand in it."""
+    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+    return [part["image"] for part in parts if part["type"] == "image"]
 
 
 @lru_cache(maxsize=256)  # an episode shows the same screenshot at many steps

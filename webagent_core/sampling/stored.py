@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from webagent_core.episode.actions import Action
+from webagent_core.episode.pictures import picture_urls
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 
 
@@ -38,7 +39,7 @@ def store(
     Args:
         number: its place in the batch of `update`, to tell attempts at one task apart.
         outcome: what the task itself says, where the reward is shaped; None: the reward.
-        pictures: keep screenshots, for a policy with eyes.
+        pictures: keep screenshots and the pictures of each chat, for a policy with eyes.
 
     Raises:
         ValueError: it is not valid, so there is nothing to learn from it.
@@ -76,6 +77,7 @@ def record_of(trajectory: Trajectory, *, pictures: bool = False) -> dict[str, An
                 "error": step.error,
                 "repeats_next": repeats,
                 "screenshot": step.screenshot if pictures else None,
+                "pictures": picture_urls(step.messages) if pictures else [],
             }
         )
         so_far = [*step.prompt_ids, *step.response_ids]
@@ -107,7 +109,7 @@ def repeats_next(trajectory: Trajectory) -> list[bool]:
 
 
 def trajectory_of(record: dict[str, Any]) -> Trajectory:
-    """The trajectory of a record: token ids, responses and actions as they were; pages and chats are empty."""
+    """The trajectory of a record: token ids, responses, actions as they were; no pages, and of chats the pictures."""
     steps, so_far = [], []
     for kept in record["steps"]:
         prompt_ids = so_far[: kept["shared"]] + kept["prompt_ids"]
@@ -118,7 +120,7 @@ def trajectory_of(record: dict[str, Any]) -> Trajectory:
             Step(
                 url=kept["url"],
                 observation="",
-                messages=[],
+                messages=_with_pictures(kept["pictures"]),
                 response=kept["response"],
                 action=action,
                 error=kept["error"],
@@ -138,6 +140,10 @@ def trajectory_of(record: dict[str, Any]) -> Trajectory:
         reward=record["reward"],
         answer=record["answer"],
     )
+
+
+def _with_pictures(urls: list[str]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "image", "image": url} for url in urls]}] if urls else []
 
 
 def _plain(action: Action | None) -> dict[str, Any] | None:
