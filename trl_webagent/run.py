@@ -14,19 +14,22 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
 
 from trl_webagent.command_line import last_checkpoint
 from trl_webagent.console import Console, quiet
+from trl_webagent.critic_config import CriticConfig
+from trl_webagent.critic_trainer import CriticTrainer
+from trl_webagent.phase_trainer import PhaseTrainer
 from trl_webagent.step_grpo_config import StepGRPOConfig
 from trl_webagent.step_grpo_trainer import StepGRPOTrainer
 from trl_webagent.warm_up import cpu_arguments, warm_up
 from webagent_core.episode.browser_rollout import BrowserRollout, settings_of
-from webagent_core.episode.contexts import chat_counter
 from webagent_core.episode.rollout import GenerateBatch
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.policy.tiny import start_of
-from webagent_core.recipe import Recipe
+from webagent_core.policy.vision_processing import counter_of, load_processing_class
+from webagent_core.recipe import Critic, Recipe
 from webagent_core.report.learning_curve import plot_learning_curve
 from webagent_core.report.run_directory import RunDirectory
 from webagent_core.report.summary import closing_lines, cut_steps, duration, success_by_task
@@ -44,11 +47,28 @@ from webagent_core.tasks.task import Task
 
 def trainer_class(recipe: Recipe) -> type[StepGRPOTrainer]:
     """The trainer of the recipe's method."""
-    if "responses" in recipe.load_objective().inputs:
+    objective = recipe.load_objective()
+    if "responses" in objective.inputs:
         from trl_webagent.hcpo_trainer import HCPOTrainer
 
         return HCPOTrainer
+    if objective.uses_critic:
+        return PhaseTrainer if objective.uses_reference else CriticTrainer
     return StepGRPOTrainer
+
+
+def critic_settings(recipe: Recipe) -> dict[str, Any]:
+    """The critic's part of `CriticConfig`; empty for a method without one."""
+    if not recipe.load_objective().uses_critic:
+        return {}
+    critic = recipe.critic or Critic()
+    return {
+        "critic_learning_rate": critic.learning_rate or recipe.train.learning_rate,
+        "critic_passes": critic.passes or recipe.train.num_iterations,
+        "critic_pretrain_passes": critic.pretrain_passes,
+        "critic_rows_per_step": critic.rows_per_step,
+        "critic_min_gain": critic.min_gain,
+    }
 
 
 class Run:
@@ -72,8 +92,7 @@ class Run:
         """Raises NoSignal, after the report, when training ended because no task gives signal any more."""
         recipe, started = self.recipe, time.monotonic()
         self.directory.write_config(recipe.resolved())
-        count_tokens = chat_counter(AutoTokenizer.from_pretrained(start_of(recipe)))
-        with BrowserRollout(**settings_of(recipe, count_tokens)) as self.rollout:
+        with BrowserRollout(**settings_of(recipe, counter_of(recipe))) as self.rollout:
             pool = self.rollout.pool
             self.console.say(
                 f"{recipe.type}, {recipe.preset} preset: Chromium {pool.browser_version}, {pool.pages} pages, "
@@ -108,8 +127,8 @@ class Run:
 
     def _trainer(self, model: str) -> StepGRPOTrainer:
         rollout, train, policy = self.recipe.rollout, self.recipe.train, self.recipe.policy
-        tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left", truncation_side="left")
-        arguments = StepGRPOConfig(
+        critic = critic_settings(self.recipe)
+        arguments = (CriticConfig if critic else StepGRPOConfig)(
             output_dir=str(self.out / "checkpoints"),
             num_generations=rollout.group_size,
             per_device_train_batch_size=rollout.groups_per_update * rollout.group_size,
@@ -138,6 +157,7 @@ class Run:
             save_total_limit=2,
             report_to=self.report_to,
             disable_tqdm=True,
+            **critic,
             **cpu_arguments(),
         )
         trainer = trainer_class(self.recipe)(
@@ -147,7 +167,7 @@ class Run:
             on_trajectories=self._keep,
             args=arguments,
             **self._batches(),
-            processing_class=tokenizer,
+            processing_class=load_processing_class(model),
             peft_config=lora_config(policy.lora) if policy.lora else None,
             callbacks=[_MetricsLine(self)],
         )
@@ -265,7 +285,8 @@ class Run:
 KEPT_METRICS = (
     "success", "return", "steps", "trajectories", "invalid", "rows", "loss", "policy_loss", "kl", "consistency",
     "ratio", "clip_ratio", "behave_weight", "staleness", "entropy", "grad_norm", "learning_rate", "tokens_per_second",
-    "browser_steps_per_second",
+    "browser_steps_per_second", "explained_variance", "value_loss", "value_mean", "value_grad_norm", "log_ratio",
+    "replay/stored", "replay/rows", "new_tasks/joined",
 )  # fmt: skip
 
 

@@ -35,13 +35,15 @@ from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import pad, use_adapter
 
-from trl_webagent.image_rows import ImageInputs, open_pictures, picture_urls
+from trl_webagent.image_rows import ImageInputs, open_pictures
 from trl_webagent.sampled_batch import SampledBatch, play_batch
 from trl_webagent.step_grpo_config import StepGRPOConfig
+from webagent_core.episode.pictures import picture_urls
 from webagent_core.episode.rollout import GenerateBatch
 from webagent_core.episode.runner import ContextOverflow, Response
 from webagent_core.episode.trajectory import NOT_THE_POLICY, ExitStatus, Step, Trajectory
 from webagent_core.objectives import Objective, Plan, RowTensors, TrajectoryFacts
+from webagent_core.sampling.replay import Perplexities
 from webagent_core.sampling.state import Sampling
 from webagent_core.sampling.stored import Stored, repeats_next, store, trajectory_of
 from webagent_core.tasks.task import Task
@@ -284,6 +286,8 @@ class StepGRPOTrainer(GRPOTrainer):
                 self._log_replay(plan, counts)
         return plan, sum(counts[: self.accelerator.process_index])
 
+    _perplexities: Perplexities | None = None  # of earlier actions under the reference, for a trainer with phases
+
     def _join(self) -> list[Stored | None]:
         """Find what joins this batch, and store the batch; this rank's trajectories as entries, None: not valid."""
         first = self.accelerator.process_index * len(self._trajectories)
@@ -293,8 +297,9 @@ class StepGRPOTrainer(GRPOTrainer):
                 reward, outcome = self._rewards[first + index], self._outcomes[first + index]
                 if not math.isnan(reward):
                     scored = replace(trajectory, reward=reward)
-                    entries[index] = store(scored, self.sampling.update, first + index, outcome=outcome)
-            joined = self.sampling.join(gather_object(entries))
+                    number, pictures = first + index, self._images is not None
+                    entries[index] = store(scored, self.sampling.update, number, outcome=outcome, pictures=pictures)
+            joined = self.sampling.join(gather_object(entries), self._perplexities)
             self._joined = joined[self.accelerator.process_index :: self.accelerator.num_processes]
         return entries + self._joined
 

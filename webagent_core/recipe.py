@@ -214,6 +214,7 @@ class Sampling(Section):
     replay_min_probability: Fraction | None = None  # window of an action's mean token probability, 1/perplexity
     replay_max_probability: Fraction | None = None
     replay_ratio: NonNegative | None = None  # replayed data, at most so many times the new
+    updates_per_phase: Count | None = None  # after each phase: another reference, another buffer, new tasks
     new_tasks_per_phase: Count | None = None
     new_task_min_value: Fraction | None = None  # window of the critic's value in which a new task is kept
     new_task_max_value: Fraction | None = None
@@ -224,9 +225,13 @@ class Sampling(Section):
 
 
 class Critic(Section):
-    """Training of the value network."""
+    """Training of the value network. All but the learning rate is read on TRL alone."""
 
     learning_rate: Rate | None = None
+    passes: Count | None = None  # over the rows of a batch; null: train.num_iterations
+    pretrain_passes: Count | None = None  # while the policy stands still; null: passes
+    rows_per_step: Count | None = None  # rows in one optimizer step; null: all of the batch
+    min_gain: Fraction | None = None  # in explained variance, below which value pre-training ends; null: never early
 
 
 class Search(Section):
@@ -248,6 +253,8 @@ class Pairs(Section):
     rounds: Count | None = None  # the updates are spread over them evenly
     per_update: Count | None = None  # pairs in one update
     file: str | None = None  # a pairs.jsonl to train on instead of gathering
+    imitation_steps: Count | None = None  # before a round's updates, on what succeeded and on corrections; null: none
+    imitation_learning_rate: Rate | None = None  # null: train.learning_rate
 
 
 class Recipe(Section):

@@ -18,6 +18,9 @@ from webagent_core.sampling.random_state import load_rng, rng_state
 from webagent_core.sampling.rows import weighted_choice
 from webagent_core.sampling.stored import Stored, load_stored, stored_state
 
+# For each of these trajectories, the perplexity of each step's action under the policy that starts this phase.
+Perplexities = Callable[[Sequence[Stored]], Sequence[Sequence[float]]]
+
 ROUNDING = 1e-9  # relative: a perplexity that was computed as exp(-mean) still lies on the edge of its window
 
 
@@ -141,16 +144,14 @@ class PerplexityReplay:
     def most(self, new_actions: int) -> int:
         return math.floor(self.ratio * new_actions)
 
-    def choose(
-        self, new_actions: int, perplexities: Callable[[Sequence[Stored]], Sequence[Sequence[float]]]
-    ) -> list[ChosenSteps]:
+    def choose(self, new_actions: int, perplexities: Perplexities, before: int | None = None) -> list[ChosenSteps]:
         """Actions to train on beside `new_actions` new ones, drawn evenly from all eligible ones.
 
         Args:
-            perplexities: for each of these trajectories, the perplexity of each step's action under the policy that
-                starts this phase.
+            before: only what was played before this update is looked at: WebRL replays earlier phases. None: all.
         """
-        scored = perplexities(self.entries) if self.entries and self.most(new_actions) else []
+        entries = [entry for entry in self.entries if before is None or entry.update < before]
+        scored = perplexities(entries) if entries and self.most(new_actions) else []
         eligible = [
             (index, step)
             for index, of_steps in enumerate(scored)
@@ -161,7 +162,7 @@ class PerplexityReplay:
         by_entry: dict[int, list[int]] = {}
         for index, step in taken:
             by_entry.setdefault(index, []).append(step)
-        return [ChosenSteps(self.entries[index], tuple(steps)) for index, steps in by_entry.items()]
+        return [ChosenSteps(entries[index], tuple(steps)) for index, steps in by_entry.items()]
 
     def __len__(self) -> int:
         return len(self.entries)

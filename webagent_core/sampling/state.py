@@ -23,13 +23,22 @@ from webagent_core.sampling.curriculum import MINIWOB_DIFFICULTY, StepLimits
 from webagent_core.sampling.filters import GroupFilter
 from webagent_core.sampling.progress import Progress
 from webagent_core.sampling.random_state import load_rng, rng_state
-from webagent_core.sampling.replay import PerplexityReplay, RecentReplay, SuccessReplay
+from webagent_core.sampling.replay import Perplexities, PerplexityReplay, RecentReplay, SuccessReplay
 from webagent_core.sampling.rows import choose_rows, keep_rows
 from webagent_core.sampling.stored import Stored
 from webagent_core.sampling.task_filter import TaskFilter
-from webagent_core.sampling.task_generation import Generator, MiniWoBVariations, StagedTasks, TaskPhases
+from webagent_core.sampling.task_generation import (
+    Generator,
+    MiniWoBVariations,
+    NewTask,
+    PhaseReport,
+    StagedTasks,
+    TaskPhases,
+    Values,
+)
 from webagent_core.sampling.task_source import TaskSource
 from webagent_core.tasks.miniwob import PREFIX
+from webagent_core.tasks.task import Task
 
 VERSION = 1
 
@@ -48,7 +57,8 @@ class Sampling:
         replay: the buffer of earlier successes.
         task_filter: the choice of tasks before training; put what it keeps into `tasks.restrict`.
         candidates: the single tasks that it chooses from.
-        phases: new tasks after each phase; put them into `tasks.add`.
+        updates_per_phase: length of a phase; None: the whole run is one.
+        phases: new tasks after each phase, see `next_phase`.
         generator: what makes them.
     """
 
@@ -72,6 +82,7 @@ class Sampling:
         self.task_filter = TaskFilter.of(recipe)
         count = (recipe.sampling.candidate_tasks if recipe.sampling else None) or len(recipe.tasks.names)
         self.candidates = TaskSource.of(recipe).next(count) if self.task_filter else []
+        self.updates_per_phase = recipe.sampling.updates_per_phase if recipe.sampling else None
         self.phases = TaskPhases.of(recipe)
         if generator is None and self.phases and all(name.startswith(PREFIX) for name in recipe.tasks.names):
             generator = MiniWoBVariations(recipe.tasks.train_seeds, self.seed)
@@ -80,6 +91,7 @@ class Sampling:
         of_recipe = recipe.sampling.rows_per_update if recipe.sampling else None
         self.rows_per_update = None if isinstance(self.replay, RecentReplay) else of_recipe
         self.rng = random.Random(f"rows/{self.seed}")
+        self._replayed: dict[str, tuple[int, ...]] = {}  # of the batch at hand: by id, the steps that were chosen
         self._parts = {
             "tasks": self.tasks,
             "groups": self.groups,
@@ -92,14 +104,42 @@ class Sampling:
     def progress(self) -> Progress:
         return Progress(self.update, self.updates)
 
-    def join(self, batch: Sequence[Stored | None]) -> list[Stored]:
+    @property
+    def phase_start(self) -> int:
+        """How many updates came before the phase that the next update belongs to."""
+        return self.update - self.update % self.updates_per_phase if self.updates_per_phase else 0
+
+    @property
+    def between_phases(self) -> bool:
+        """Whether the last update ended a phase and another one follows."""
+        return 0 < self.update == self.phase_start
+
+    def played(self, task: Task, outcomes: Sequence[float | None]) -> None:
+        """What came of a group's attempts, None for an invalid one, for the tasks of the next phase."""
+        if self.phases is not None:
+            self.phases.record(NewTask(task), outcomes)
+
+    async def next_phase(self, values: Values) -> PhaseReport | None:
+        """Between two phases: make new tasks from what failed and let them join; None where the recipe makes none.
+
+        Args:
+            values: the critic's value of each proposal's first state, None where its page did not open.
+        """
+        if self.phases is None or self.generator is None:
+            return None
+        report = await self.phases.next_phase(self.generator, values)
+        self.tasks.add([new.task for new in report.new])
+        return report
+
+    def join(self, batch: Sequence[Stored | None], perplexities: Perplexities | None = None) -> list[Stored]:
         """Earlier trajectories to plan beside a batch, whose own successes go into the buffer.
 
         ARPO: a stored success for each group that wants one. WebGym: what is left of the iterations before this one.
-        WebRL chooses by perplexity and asks its buffer itself.
+        WebRL: successes of earlier phases with actions that are neither too familiar nor too strange.
 
         Args:
             batch: its scored trajectories, None for an invalid one.
+            perplexities: under the policy that starts the phase; None: WebRL's buffer gives nothing.
         """
         entries = [entry for entry in batch if entry is not None]
         if isinstance(self.replay, SuccessReplay):
@@ -114,14 +154,26 @@ class Sampling:
             self.replay.add_iteration(self.update, entries)
             new = {entry.id for entry in entries}
             return [entry for entry in self.replay.entries() if entry.id not in new]
+        if isinstance(self.replay, PerplexityReplay):
+            new_actions = sum(entry.steps for entry in entries)
+            chosen = self.replay.choose(new_actions, perplexities, self.phase_start) if perplexities else []
+            for entry in entries:
+                self.replay.add(entry)
+            self._replayed = {each.entry.id: each.steps for each in chosen}
+            return [each.entry for each in chosen]
         return []
 
     def choose(self, plan: Plan, entries: Sequence[Stored | None]) -> Plan:
-        """The plan with the rows that are trained on: WebGym's draw from recent iterations, else `subset`.
+        """The plan with the rows that are trained on: WebGym's draw from recent iterations, WebRL's chosen actions of
+        what joined, else `subset`.
 
         Args:
             entries: of the plan's trajectories, in order, as `join` took and gave them. Not read by `subset`.
         """
+        if isinstance(self.replay, PerplexityReplay):
+            every = [range(len(each.rows)) for each in plan.trajectories]
+            ids = [entry.id if entry is not None else None for entry in entries]
+            return keep_rows(plan, [self._replayed.get(id, steps) for id, steps in zip(ids, every, strict=True)])
         if not isinstance(self.replay, RecentReplay):
             return self.subset(plan)
         live = {

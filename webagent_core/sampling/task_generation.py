@@ -43,6 +43,10 @@ class NewTask:
         return (self.wording or self.task) in known
 
 
+# The critic's value of each proposal's first state; None where its page did not open.
+Values = Callable[[Sequence[NewTask]], Awaitable[Sequence[float | None]]]
+
+
 class Generator(Protocol):
     """Makes proposals. What it draws is part of the run's state."""
 
@@ -289,7 +293,7 @@ class TaskPhases:
     async def next_phase(
         self,
         generator: Generator,
-        values: Callable[[Sequence[NewTask]], Awaitable[Sequence[float | None]]],
+        values: Values,
         feasible: Callable[[NewTask], Awaitable[bool | None]] = page_feasibility,
     ) -> PhaseReport:
         """End the phase and make new tasks for the next one, from what failed in it.

@@ -1,0 +1,14 @@
+"""UI-TARS-2 on TRL: PPO with a critic that is trained first, with the policy standing still.
+
+    .venv/bin/python recipes/uitars2/train_trl.py --smoke    # the whole walk, small
+    .venv/bin/python recipes/uitars2/train_trl.py --help
+
+The settings are in recipe.yaml beside this file; a copy of the folder trains with the copy's.
+"""
+
+from pathlib import Path
+
+from trl_webagent.command_line import main
+
+if __name__ == "__main__":
+    main(Path(__file__).resolve().parent)
