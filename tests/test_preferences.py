@@ -254,6 +254,8 @@ def run_of(folder: Path, out: Path, recipe: str, pairs: Path, resume: bool = Fal
         "pairs.file": str(pairs),
         "rollout.max_response_tokens": 6,
     }
+    if recipe == "uitars":
+        settings["pairs.imitation_steps"] = None
     run = PreferenceRun(load_recipe(recipe, overrides=settings | changed), out, resume)
     run.evaluate = lambda phase: None  # there are no pages here
     return run
@@ -302,14 +304,20 @@ def test_pairs_of_a_file_are_trained_on_and_kept_with_what_they_lacked(method, f
     assert not torch.equal(weights(tmp_path / "run" / "policy"), weights(folder))
 
 
-@pytest.mark.parametrize("rounds", [1, 2])
-@pytest.mark.parametrize("method", ["uitars", "agentq"])
-def test_a_run_that_was_stopped_gathers_nothing_again_and_ends_as_one_that_was_not(
-    method, rounds, folder, pairs_file, tmp_path
-):
-    whole = train(run_of(folder, tmp_path / "whole", method, pairs_file, **{"pairs.rounds": rounds}), folder)
+STOPPED = {
+    "uitars": ("uitars", {"pairs.rounds": 1}),
+    "uitars after imitation": ("uitars", {"pairs.rounds": 1, "pairs.imitation_steps": 3}),
+    "agentq": ("agentq", {"pairs.rounds": 1}),
+    "agentq in its second round": ("agentq", {"pairs.rounds": 2}),
+}
 
-    stopped = run_of(folder, tmp_path / "stopped", method, pairs_file, **{"pairs.rounds": rounds})
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_a_run_that_was_stopped_gathers_nothing_again_and_ends_as_one_that_was_not(case, folder, pairs_file, tmp_path):
+    method, changed = STOPPED[case]
+    whole = train(run_of(folder, tmp_path / "whole", method, pairs_file, **changed), folder)
+
+    stopped = run_of(folder, tmp_path / "stopped", method, pairs_file, **changed)
     keep = stopped.keep_metrics
 
     def stop_at_the_third(logs):
@@ -321,12 +329,35 @@ def test_a_run_that_was_stopped_gathers_nothing_again_and_ends_as_one_that_was_n
     with pytest.raises(KeyboardInterrupt):
         train(stopped, folder)
     pairs_file.write_text("".join(pairs_file.read_text().splitlines(True)[:1]))  # nothing may be read from it again
-    resumed = train(run_of(folder, tmp_path / "stopped", method, pairs_file, True, **{"pairs.rounds": rounds}), folder)
+    resumed = train(run_of(folder, tmp_path / "stopped", method, pairs_file, True, **changed), folder)
     assert torch.equal(weights(tmp_path / "stopped" / "policy"), weights(tmp_path / "whole" / "policy"))
     for run in (whole, resumed):
         assert [line["update"] for line in run.directory.metrics()] == [1, 2, 3, 4]
     for one, other in zip(whole.directory.metrics(), resumed.directory.metrics(), strict=True):
         assert one | {"seconds": 0} == other | {"seconds": 0}
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_what_ui_tars_imitates_first_is_where_dpo_starts_and_its_reference(rounds, folder, pairs_file, tmp_path):
+    imitation = {"pairs.imitation_steps": 20, "pairs.imitation_learning_rate": 1e-2, "pairs.rounds": rounds}
+    run = train(run_of(folder, tmp_path / "run", "uitars", pairs_file, **imitation), folder)
+    logps = [
+        sum(token_logps(policy_of(of).model, pair.prompt_ids, pair.chosen.response_ids).sum().item() for pair in kept)
+        for kept in [load_pairs(run.rounds[0].pairs)]
+        for of in (folder, run.rounds[0].imitated)
+    ]
+    assert logps[1] > logps[0] + 20  # of five corrections
+    first_of_round = [line for line in run.directory.metrics() if line["update"] in {1, run.rounds[-1].first + 1}]
+    assert [line["loss"] for line in first_of_round] == pytest.approx([0.6931472] * rounds, abs=1e-5)
+
+
+def test_without_imitation_a_later_round_keeps_the_warmed_up_policy_as_reference(folder, pairs_file, tmp_path):
+    run = train(
+        run_of(folder, tmp_path / "run", "uitars", pairs_file, **{"pairs.rounds": 2, "train.learning_rate": 1e-2}),
+        folder,
+    )
+    third = run.directory.metrics()[2]
+    assert third["margin"] > 0.01  # a reference of the round's own would give 0
 
 
 def test_a_round_without_a_pair_leaves_the_policy_as_it_is(folder, tmp_path):

@@ -4,6 +4,8 @@ The walk is that of `trl_webagent.run`, but for the training in its middle. That
 pages with the policy as it is, store them, train on them. A round's folder, rounds/round-<number> in the run's, holds
 
     pairs.jsonl     one pair a line, with token ids and, where the reference is stored, log-probabilities
+    successes.jsonl steps of successful attempts, where they are imitated (UI-TARS)
+    imitated/       the policy after that, from which the round's DPO starts
     gathered.json   how the gathering went
     trees.txt       the search trees, for people (Agent Q)
     checkpoints/    of the DPO trainer
@@ -16,7 +18,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,10 @@ import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 from transformers.trainer_utils import get_last_checkpoint
-from trl import DPOConfig
+from trl import DPOConfig, SFTConfig, SFTTrainer
 from trl.trainer.utils import create_model_from_path
 
-from trl_webagent.console import quiet
+from trl_webagent.console import StepBar, quiet
 from trl_webagent.preference_policy import LocalPolicy
 from trl_webagent.preference_trainer import PairDPOTrainer, in_training_order, micro_batch, pair_rows
 from trl_webagent.run import Run, _MetricsLine, lora_config
@@ -57,6 +59,14 @@ class Round:
     @property
     def pairs(self) -> Path:
         return self.folder / "pairs.jsonl"
+
+    @property
+    def successes(self) -> Path:
+        return self.folder / "successes.jsonl"
+
+    @property
+    def imitated(self) -> Path:
+        return self.folder / "imitated"
 
     @property
     def checkpoints(self) -> Path:
@@ -109,7 +119,10 @@ class PreferenceRun(Run):
         if not any(line["phase"] == "before" for line in self.directory.metrics()):
             self.evaluate("before")
         for round in left:
-            self._train_on(round, self._pairs_of(round))
+            pairs = self._pairs_of(round)
+            if self.recipe.pairs.imitation_steps:
+                self._imitate(round, pairs)
+            self._train_on(round, pairs)
         self.evaluate("after")
 
     def _go_back_to(self, round: Round | None) -> None:
@@ -140,9 +153,7 @@ class PreferenceRun(Run):
             pairs = self._complete(pairs)
         facts |= {"pairs": len(pairs), "seconds": {"gather": time.monotonic() - started}}
         (round.folder / "gathered.json").write_text(json.dumps(facts, indent=1))
-        making = round.pairs.with_suffix(".new")
-        making.write_text("".join(json.dumps(pair.record()) + "\n" for pair in pairs))
-        making.replace(round.pairs)  # the file is there only when all of them are in it
+        _write_lines(round.pairs, (pair.record() for pair in pairs))
         self.console.say(f"round {round.number}: {facts.pop('line')}, {len(pairs)} pairs")
         return pairs
 
@@ -165,6 +176,10 @@ class PreferenceRun(Run):
         # Under the update that the policy had: a resumed run keeps them as it keeps the pairs.
         self.directory.log_trajectories(self.update, "train", trajectories)
         pairs, left_out = correction_pairs(trajectories, demonstrator_correction)
+        steps = [step for trajectory in trajectories if trajectory.success for step in trajectory.steps]
+        _write_lines(
+            round.successes, ({"prompt_ids": step.prompt_ids, "response_ids": step.response_ids} for step in steps)
+        )
         valid = [trajectory for trajectory in trajectories if trajectory.valid]
         statuses = Counter(trajectory.exit_status for trajectory in trajectories)
         facts: dict[str, Any] = {f"exit_status/{status}": statuses[status] for status in ExitStatus}
@@ -240,6 +255,74 @@ class PreferenceRun(Run):
 
     # ------------------------------------------------------------------------------------------------ training
 
+    def _imitate(self, round: Round, pairs: Sequence[Pair]) -> None:
+        """UI-TARS's first stage: imitate what succeeded and the corrections. The result is DPO's start and reference."""
+        if not round.imitated.is_dir():
+            successes = [json.loads(line) for line in _lines(round.successes)]
+            rows = [(row["prompt_ids"], row["response_ids"]) for row in successes]
+            rows += [(pair.prompt_ids, pair.chosen.response_ids) for pair in pairs]
+            told = f"round {round.number}: {len(successes)} steps that succeeded and {len(pairs)} corrections"
+            if rows:
+                trainer = self._sft_trainer(round, rows)
+                with self.console.progress(f"{self.recipe.type}: imitation", trainer.args.max_steps) as bar:
+                    trainer.add_callback(StepBar(bar))
+                    trainer.train()
+                loss = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+                told += f" imitated, loss {loss[0]:.2f} -> {loss[-1]:.2f}"
+                self._save(trainer, round.imitated)
+            else:
+                self._save_policy(round.imitated)
+            self.console.say(told)
+        self.trainer = self._policy(str(round.imitated))
+        measured = {(line["phase"], line["update"]) for line in self.directory.metrics()}
+        if self.update == round.first and ("during", round.first) not in measured:
+            with self.console.progress("held-out seeds, after imitation", 1) as self._bar:
+                self._bar.add_task("held-out episodes", total=0)
+                self.evaluate("during")
+
+    def _sft_trainer(self, round: Round, rows: Sequence[tuple[list[int], list[int]]]) -> SFTTrainer:
+        """Imitation of (prompt, response) rows of token ids; only the response is learned."""
+        settings, train = self.recipe.pairs, self.recipe.train
+        arguments = SFTConfig(
+            output_dir=str(round.folder / "imitation"),
+            per_device_train_batch_size=settings.per_update,
+            max_steps=settings.imitation_steps,
+            learning_rate=settings.imitation_learning_rate or train.learning_rate,
+            lr_scheduler_type="cosine",
+            max_length=None,
+            seed=train.seed,
+            save_strategy="no",
+            report_to="none",
+            logging_steps=max(1, settings.imitation_steps // 10),
+            disable_tqdm=True,
+            **cpu_arguments(),
+        )
+        tokens = [
+            {"input_ids": [*prompt, *response], "labels": [-100] * len(prompt) + [*response]}
+            for prompt, response in rows
+        ]
+        trainer = SFTTrainer(
+            self.trainer.model,
+            args=arguments,
+            train_dataset=Dataset.from_list(tokens),
+            processing_class=self.trainer.tokenizer,
+            peft_config=lora_config(self.recipe.policy.lora) if self.recipe.policy.lora else None,
+        )
+        quiet(trainer)
+        return trainer
+
+    def _save(self, trainer: Any, folder: Path) -> None:
+        """The trainer's policy, whole, to `folder` and into `self.trainer`; the folder is there when all of it is."""
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        self.trainer.model = model.merge_and_unload() if self.recipe.policy.lora else model
+        self._save_policy(folder)
+
+    def _save_policy(self, folder: Path) -> None:
+        making = folder.with_name(f"{folder.name}.new")
+        self.trainer.model.save_pretrained(making)
+        self.trainer.tokenizer.save_pretrained(making)
+        making.replace(folder)
+
     def _train_on(self, round: Round, pairs: Sequence[Pair]) -> None:
         facts = json.loads((round.folder / "gathered.json").read_text())
         facts.pop("line", None)
@@ -251,20 +334,21 @@ class PreferenceRun(Run):
             with self.console.progress(what, round.updates) as self._bar:
                 self._bar.add_task("held-out episodes", total=0, visible=False)
                 trainer.train(resume_from_checkpoint=self._checkpoint_of(round))
-            model = trainer.accelerator.unwrap_model(trainer.model)
-            self.trainer.model = model.merge_and_unload() if self.recipe.policy.lora else model
+            self._save(trainer, round.policy)
             self.console.say(f"round {round.number}: trained for {duration(time.monotonic() - started)}")
         else:
+            self._save_policy(round.policy)
             self.console.say(f"round {round.number}: no pair, so there is nothing to train on")
         self.update = round.first + round.updates
-        making = round.policy.with_name(f"{round.policy.name}.new")
-        self.trainer.model.save_pretrained(making)
-        self.trainer.tokenizer.save_pretrained(making)
-        making.replace(round.policy)
 
     def _dpo_trainer(self, round: Round, pairs: Sequence[Pair]) -> PairDPOTrainer:
         train, per_update = self.recipe.train, self.recipe.pairs.per_update
         stored, policy = self.objective.stored_reference, self.trainer
+        # The reference is the imitated policy. Stock code loads it from where the policy came from, which in a later
+        # round without imitation is another one.
+        reference = None
+        if not stored and round.number > 1 and not self.recipe.pairs.imitation_steps:
+            reference = create_model_from_path(self.warmed_up)
         micro = micro_batch(per_update, train.max_rows_per_forward)
         arguments = DPOConfig(
             output_dir=str(round.checkpoints),
@@ -294,8 +378,7 @@ class PreferenceRun(Run):
         rows = in_training_order(pairs, round.updates * per_update, f"{train.seed}/{round.number}")
         trainer = PairDPOTrainer(
             policy.model,
-            # Of the first round stock code loads it from where the policy came from.
-            ref_model=None if stored or round.number == 1 else create_model_from_path(self.warmed_up),
+            ref_model=reference,
             args=arguments,
             train_dataset=Dataset.from_list(pair_rows(rows, stored_reference=stored)),
             processing_class=policy.tokenizer,
@@ -349,6 +432,17 @@ def rounds_of(recipe: Recipe, out: Path) -> list[Round]:
         policy = out / "policy" if number == count else folder / "policy"
         rounds.append(Round(number, first, end - first, tasks[first * per_update : end * per_update], folder, policy))
     return rounds
+
+
+def _write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    """One JSON object a line; the file is there only when all of them are in it."""
+    making = path.with_suffix(".new")
+    making.write_text("".join(json.dumps(record) + "\n" for record in records))
+    making.replace(path)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.is_file() else []
 
 
 def _with_ids(answer: Any, response_ids: Callable[[str], list[int]]) -> Any:
