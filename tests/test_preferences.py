@@ -382,6 +382,8 @@ def test_lora_trains_an_adapter_and_leaves_a_whole_policy(folder, pairs_file, tm
 def test_bad_input_names_what_is_wrong(folder, tmp_path):
     with pytest.raises(ValueError, match=r"train.num_iterations = 2 is not allowed: 1"):
         run_of(folder, tmp_path / "a", "uitars", tmp_path, **{"train.num_iterations": 2})
+    with pytest.raises(ValueError, match="context.observation = 'screenshot' is not allowed"):
+        run_of(folder, tmp_path / "a", "uitars", tmp_path, **{"context.observation": "screenshot"})
     with pytest.raises(FileNotFoundError, match=r"pairs.file = .*none.jsonl"):
         run_of(folder, tmp_path / "b", "uitars", tmp_path / "none.jsonl")
     bad = tmp_path / "bad.jsonl"

@@ -35,6 +35,8 @@ from trl_webagent.preference_policy import LocalPolicy
 from trl_webagent.preference_trainer import PairDPOTrainer, in_training_order, micro_batch, pair_rows
 from trl_webagent.run import Run, _MetricsLine, lora_config
 from trl_webagent.warm_up import cpu_arguments
+from webagent_core.episode.browser_rollout import sees_pictures
+from webagent_core.episode.contexts import context_for
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.recipe import Recipe
 from webagent_core.report.summary import cut_steps, duration, success_by_task
@@ -93,6 +95,11 @@ class PreferenceRun(Run):
             raise ValueError(
                 f"train.num_iterations = {recipe.train.num_iterations} is not allowed: 1, as train.updates counts"
                 " optimizer steps and pairs come round as often as those need them"
+            )
+        if sees_pictures(context_for(recipe)):
+            raise ValueError(
+                "context.observation = 'screenshot' is not allowed: pairs are of text on TRL; with 'text' the page's"
+                " text stands wherever a picture would"
             )
         self.given = load_pairs(Path(recipe.pairs.file)) if recipe.pairs.file else None
         super().__init__(recipe, out, resume, report_to)
@@ -256,7 +263,7 @@ class PreferenceRun(Run):
     # ------------------------------------------------------------------------------------------------ training
 
     def _imitate(self, round: Round, pairs: Sequence[Pair]) -> None:
-        """UI-TARS's first stage: imitate what succeeded and the corrections. The result is DPO's start and reference."""
+        """UI-TARS's first stage: imitate what succeeded and the corrections. DPO starts from it, its reference."""
         if not round.imitated.is_dir():
             successes = [json.loads(line) for line in _lines(round.successes)]
             rows = [(row["prompt_ids"], row["response_ids"]) for row in successes]
