@@ -54,6 +54,9 @@ from webagent_core.tasks.task import Task
 Play = Callable[[list[dict[str, Any]], GenerateBatch], list[Trajectory]]
 
 
+ADD_UP = ("trajectories", "invalid", "exit_status/", "groups/", "seconds/rollout")  # metrics of a batch's play
+
+
 def trajectory_reward(trajectory: list[Trajectory], **_: Any) -> list[float | None]:
     """The default reward function: each trajectory's own reward, None (left out of everything) if it is not valid."""
     return [each.reward if each.valid else None for each in trajectory]
@@ -237,11 +240,12 @@ class StepGRPOTrainer(GRPOTrainer):
         if not self._samples:
             batch = self._played(inputs)
         else:
-            before = len(self._metrics["train"]["seconds/rollout"])
+            before = {name: len(values) for name, values in self._metrics["train"].items()}
             while len(self._waiting) <= self.sampling.staleness:
                 self._waiting.append({"update": self.sampling.update, "rows": self._played(inputs)})
-            seconds = self._metrics["train"]["seconds/rollout"]
-            seconds[before:] = [sum(seconds[before:])]
+            for name, values in self._metrics["train"].items():
+                if name.startswith(ADD_UP):  # and do not average over several plays
+                    values[before.get(name, 0) :] = [sum(values[before.get(name, 0) :])]
             oldest = self._waiting.popleft()
             if self.sampling.staleness:
                 self._metrics["train"]["staleness"].append(float(self.sampling.update - oldest["update"]))
