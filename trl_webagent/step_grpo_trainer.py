@@ -53,7 +53,6 @@ from webagent_core.tasks.task import Task
 # draws the tasks, a row is {"task": name, "seed": seed}.
 Play = Callable[[list[dict[str, Any]], GenerateBatch], list[Trajectory]]
 
-
 ADD_UP = ("trajectories", "invalid", "exit_status/", "groups/", "seconds/rollout")  # metrics of a batch's play
 
 
@@ -244,8 +243,9 @@ class StepGRPOTrainer(GRPOTrainer):
             while len(self._waiting) <= self.sampling.staleness:
                 self._waiting.append({"update": self.sampling.update, "rows": self._played(inputs)})
             for name, values in self._metrics["train"].items():
-                if name.startswith(ADD_UP):  # and do not average over several plays
-                    values[before.get(name, 0) :] = [sum(values[before.get(name, 0) :])]
+                new = values[before.get(name, 0) :]
+                if len(new) > 1 and name.startswith(ADD_UP):  # several plays: these do not average
+                    values[-len(new) :] = [sum(new)]
             oldest = self._waiting.popleft()
             if self.sampling.staleness:
                 self._metrics["train"]["staleness"].append(float(self.sampling.update - oldest["update"]))
