@@ -59,8 +59,8 @@ def test_a_recipe_runs_from_start_to_report(name, tmp_path, cache):
     if name in ("asyncwebrl", "openwebrl", "zerogui"):
         for line in (first, second):
             batches = 2 if name == "asyncwebrl" and line["update"] == 1 else 1  # one of them waits
-            assert len(of_update[line["update"]]) == 4 * batches * line["groups/played"]
-            assert line["groups/kept"] + line["groups/missing"] == 2
+            assert len(of_update[line["update"]]) == line["trajectories"] == 4 * line["groups/played"]
+            assert line["groups/kept"] + line["groups/missing"] == 2 * batches
             left_out = line["groups/dropped/flat"] + line["groups/dropped/lone"]
             assert line["groups/kept"] + left_out == line["groups/played"]
         rewards: dict[str, set[float]] = {}

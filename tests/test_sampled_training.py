@@ -248,6 +248,7 @@ def test_a_batch_waits_an_update_and_three_policies_are_in_its_loss(base, tmp_pa
     assert rows_of(first) == steps_of(toy.plays[0]) and rows_of(second) == steps_of(toy.plays[1])
     lines = [line for line in trainer.state.log_history if "staleness" in line]
     assert [line["staleness"] for line in lines] == [0, 1]
+    assert [line["trajectories"] for line in lines] == [4 * G, 2 * G]
 
     sampled = with_weights(load(base), trainer.micro_batches[0]["weights"])
     started = with_weights(load(base), trainer.micro_batches[2]["weights"])
