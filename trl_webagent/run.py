@@ -83,6 +83,9 @@ class Run:
         self.console = Console()
         self.scoring = Scoring(self._rewards())
         self.sampling = Sampling(recipe)
+        state = Path(last_checkpoint(out) or out) / "sampling-0.pt"
+        if resume and state.is_file():  # refuse now what the trainer would refuse after the warm-up
+            Sampling(recipe).load_state_dict(torch.load(state, weights_only=True)["sampling"])
         self.update = 0
 
     def _rewards(self) -> RewardManager:
