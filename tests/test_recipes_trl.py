@@ -25,8 +25,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def run(name: str, out: Path, cache: Path, **settings: Any) -> subprocess.CompletedProcess:
-    command = [sys.executable, str(RECIPES / name / "train_trl.py"), "--smoke", "--seed", "5", "--out", str(out)]
+def run(name: str, out: Path, cache: Path, *arguments: str, **settings: Any) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(RECIPES / name / "train_trl.py"), "--smoke", "--out", str(out)]
+    command += arguments or ("--seed", "5")
     for key, value in settings.items():
         command += ["--set", f"{key.replace('__', '.')}={value}"]
     environment = os.environ | {"WEBAGENT_CACHE": str(cache), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -98,6 +99,9 @@ def test_a_run_whose_tasks_give_no_signal_ends_with_one_line_and_its_own_exit_co
         ("before", 0), ("train", 1), ("train", 2), ("train", 3), ("after", 3),
     ]  # fmt: skip
     assert (out / "report.html").is_file() and (out / "checkpoints" / "checkpoint-6" / "sampling-0.pt").is_file()
+    other = run("openwebrl", out, cache, "--seed", "6", "--resume", **never)
+    assert other.returncode == 1
+    assert other.stderr == "error: the sampling state's seed is 5, and this run's is 6\n"
 
 
 @pytest.mark.parametrize("name", ["webagent_r1", "webgym", "asyncwebrl", "openwebrl", "zerogui", "arpo"])
