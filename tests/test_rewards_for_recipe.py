@@ -105,14 +105,11 @@ async def test_a_length_penalty_shortens_the_reward_and_not_the_outcome():
 
 
 async def test_the_recipes_votes_are_cast_at_its_temperature(judge):
-    made = manager("zerogui", manager="votes", judge__model="rule")
-    (reward,) = await rewards(made, attempt())
-    assert (judge.counts["rule"], judge.last_request["temperature"]) == (4, 1.0)
-    assert reward.value == 0.0  # the last page is a picture to a judge with eyes, and says nothing to this one
-    (reward,) = await rewards(
-        manager("zerogui", manager="votes", judge__model="rule", votes=2, judge_vision=False), attempt()
-    )
-    assert reward.value == 1.0 and judge.counts["rule"] == 6
+    (reward,) = await rewards(manager("zerogui", manager="votes", judge__model="rule"), attempt())
+    assert (reward.value, judge.counts["rule"], judge.last_request["temperature"]) == (1.0, 4, 1.0)
+    changed = manager("zerogui", manager="votes", judge__model="rule", votes=2, vote_temperature=0.3)
+    (reward,) = await rewards(changed, attempt(page="Cancel 1 <button>"))
+    assert (reward.value, judge.counts["rule"], judge.last_request["temperature"]) == (0.0, 6, 0.3)
 
 
 async def test_the_page_at_the_end_is_what_the_last_screenshot_shows(judge):

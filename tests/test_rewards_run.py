@@ -1,0 +1,221 @@
+"""Rewards inside real training runs on TRL: a judge that fails in every way, README's own class, wrong classes.
+
+The same on verl is in test_verl_run.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import statistics
+import subprocess
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+from test_readme import example
+from test_run_trl import lines, start, updates_done, wait_for
+
+from trl_webagent.command_line import main
+from webagent_core.policy.tiny import build_policy
+from webagent_core.policy.tokenizer import build_tokenizer
+from webagent_core.recipe import load_recipe
+from webagent_core.rewards import RewardManager
+from webagent_core.rewards.for_recipe import check_rewards
+from webagent_core.rewards.local_judge import LocalJudge
+
+TESTS = Path(__file__).parent
+RECIPE = TESTS.parent / "recipes" / "webagent_r1"
+NO_VERDICT = ("http_500", "hang", "truncated_json", "prose", "empty_body")
+PATIENCE = 900  # seconds: the machine may have more to do
+IN_TURN = [fault for each in (*NO_VERDICT, "not_success") for fault in (each, "")]  # "": an answer between them
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One that has learnt nothing: how good it is does not matter here."""
+    folder = tmp_path_factory.mktemp("policy")
+    tokenizer = build_tokenizer(["click type select stop 1 2 3 Task: button page ok"] * 3)
+    tokenizer.save_pretrained(folder)
+    build_policy(tokenizer, seed=0).save_pretrained(folder)
+    return folder
+
+
+def begin(out: Path, policy: Path, **changed) -> subprocess.Popen:
+    """A run of three groups of six an update."""
+    settings = {"policy.model": policy, "policy.warm_up": "null", "rollout.groups_per_update": 3,
+                "train.updates": 1, "train.eval_every": 0}  # fmt: skip
+    return start(out, policy, **(settings | changed))
+
+
+def finish(run: subprocess.Popen) -> str:
+    stdout, stderr = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 0, stderr[-3000:]
+    return stdout
+
+
+@pytest.mark.slow
+def test_no_failure_of_the_judge_is_ever_a_reward_and_the_run_goes_on(tmp_path, policy, monkeypatch):
+    """The judge is well in update 1, fails in turn in 2 and 3, and is well again from 4 on."""
+    verdicts = itertools.cycle(["Verdict: SUCCESS", "Verdict: NOT SUCCESS", "Verdict: SUCCESS"])
+    monkeypatch.setattr("webagent_core.rewards.local_judge.judge", lambda _: next(verdicts))
+    out = tmp_path / "run"
+    with LocalJudge() as judge:
+        settings = {"base_url": judge.base_url, "model": "m", "attempts": 1, "timeout_seconds": 8, "concurrency": 1}
+        asked = {f"reward.judge.{name}": value for name, value in settings.items()}
+        run = begin(out, policy, **asked, **{"reward.manager": "judge", "train.updates": 6})
+        wait_for(run, lambda: updates_done(out) >= 1, PATIENCE)
+        judge.faults.extend(IN_TURN * 100)
+        wait_for(run, lambda: updates_done(out) >= 3, PATIENCE)
+        judge.faults.clear()
+        stdout = finish(run)
+        counts = judge.counts
+    assert "success on held-out seeds: " in stdout.splitlines()[-1]
+
+    trained = [line for line in lines(out, "trajectories") if line["phase"] == "train"]
+    failed = [line for line in trained if line["exit_status"] == "judge_error"]
+    assert all(counts[fault] for fault in (*NO_VERDICT, "not_success", "rule")), counts
+    # With one attempt a question, each request without a verdict is one trajectory.
+    assert len(failed) == sum(counts[fault] for fault in NO_VERDICT)
+    for line in failed:
+        assert line["reward"] is None and line["advantage"] is None and not line["valid"] and line["evidence"]
+    metrics = {line["update"]: line for line in lines(out, "metrics") if line["phase"] == "train"}
+    per_update = Counter(line["update"] for line in failed)
+    assert {update: line["exit_status/judge_error"] for update, line in metrics.items()} == {
+        update: per_update[update] for update in metrics
+    }
+
+    # Baselines, rows and success are of the others.
+    groups = defaultdict(list)
+    for line in trained:
+        groups[line["update"], line["group"]].append(line)
+    rows = Counter()
+    for (update, _), members in groups.items():
+        valid = [line for line in members if line["valid"]]
+        if len(valid) < 2:
+            assert all(line["advantage"] is None for line in members)
+            continue
+        rewards = [line["reward"] for line in valid]
+        spread = statistics.stdev(rewards)
+        expected = [(reward - statistics.mean(rewards)) / spread if spread else 0.0 for reward in rewards]
+        assert [line["advantage"] for line in valid] == pytest.approx(expected)
+        rows[update] += sum(len(line["steps"]) for line in valid)
+    for update, line in metrics.items():
+        valid = [each for each in trained if each["update"] == update and each["valid"]]
+        assert line["rows"] == rows[update]
+        assert line["success"] == pytest.approx(sum(each["success"] for each in valid) / len(valid))
+
+    assert per_update[2] and per_update[3] and not (per_update[1] or per_update[5] or per_update[6])
+    # A request that hangs takes its 8 seconds; what is well is scored while the browsers play.
+    waited = {update: line["seconds"]["rewards"] for update, line in metrics.items()}
+    assert max(waited[5], waited[6]) < 4 < min(waited[2], waited[3]), waited
+    report = (out / "report.html").read_text("utf-8")
+    assert "judge_error" in report
+
+
+@pytest.mark.slow
+def test_the_class_that_readme_shows_trains(tmp_path, policy, monkeypatch):
+    (tmp_path / "my_rewards.py").write_text(example("class Brisk"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    out = tmp_path / "run"
+    finish(begin(out, policy, **{"reward.manager": "my_rewards:Brisk"}))
+    trajectories = lines(out, "trajectories")
+    assert {line["phase"] for line in trajectories} == {"before", "train", "after"}
+    for line in trajectories:
+        paid = line["reward"] + (0.05 * len(line["steps"]) if line["phase"] == "train" else 0)
+        assert paid == pytest.approx(1.0 if line["success"] else 0.0)
+    assert {len(line["steps"]) for line in trajectories} > {1}
+
+
+class Raises(RewardManager):
+    def score(self, trajectory):
+        return {}[trajectory.task]
+
+
+class NotANumber(RewardManager):
+    def score(self, trajectory):
+        return float("nan")
+
+
+class Nothing(RewardManager):
+    async def score(self, trajectory):
+        return None
+
+
+class Text(RewardManager):
+    def score(self, trajectory):
+        return "1.0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Raises", r"raised KeyError: 'miniwob/"),
+        ("NotANumber", r"returned nan, allowed is a finite number or a Reward"),
+        ("Nothing", r"returned None, allowed is"),
+        ("Text", r"returned '1\.0', allowed is"),
+    ],
+)
+def test_a_class_that_is_wrong_ends_the_run_and_is_named_with_the_trajectory(tmp_path, policy, monkeypatch, name, said):
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    run = begin(tmp_path / "run", policy, **{"reward.manager": f"test_rewards_run:{name}"})
+    _, stderr = run.communicate(timeout=PATIENCE)
+    assert run.returncode == 1
+    assert re.search(rf"{name}\.score of miniwob/[\w-]+ \(seed \d+\) {said}", stderr.splitlines()[-1]), stderr[-2000:]
+
+
+REFUSED = {
+    "no judge": (["reward.manager=votes"], ["'votes'", "reward.judge.base_url", "$OPENAI_BASE_URL"]),
+    "no model": (
+        ["reward.manager=votes", "reward.judge.base_url=http://127.0.0.1:1/v1"],
+        ["reward.judge.model is not set"],
+    ),
+    "no address": (["reward.judge.base_url=judge.test"], ["reward.judge.base_url = 'judge.test'", "http(s)://"]),
+    "no key": (
+        ["reward.manager=criteria", "reward.judge.base_url=https://judge.test/v1", "reward.judge.model=m",
+         "reward.judge.api_key_env=NO_SUCH_KEY"],
+        ["reward.judge.api_key_env = 'NO_SUCH_KEY'", "null"],
+    ),
+    "unknown": (["reward.manager=vote"], ["reward.manager = 'vote'", "votes", "package.module:Class"]),
+    "no class": (["reward.manager=test_rewards_run:Missing"], ["'test_rewards_run:Missing'", "package.module:Class"]),
+    "no manager": (["reward.manager=json:JSONDecoder"], ["'json:JSONDecoder'", "subclass of"]),
+    "no facts": (["reward.manager=rubric"], ["'rubric'", "reward.facts"]),
+    "no file": (["reward.manager=rules", "reward.facts=no.json"], ["reward.facts = 'no.json'", "no such file"]),
+    "no model folder": (["reward.manager=outcome_model"], ["reward.outcome_model", "train_outcome_model"]),
+    "no recorded steps": (["reward.manager=gold_step"], ["'gold_step'", "hiconagent"]),
+    "no room": (["reward.length_penalty=0.5", "reward.length_free=8"], ["reward.length_free = 8", "8 steps"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_reward_that_cannot_be_had_is_refused_in_one_line_before_a_browser_starts(case, tmp_path, monkeypatch):
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "NO_SUCH_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    settings, named = REFUSED[case]
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    with pytest.raises(SystemExit) as refused:
+        main(RECIPE, ["--smoke", *arguments, "--out", str(tmp_path / "run")])
+    said = refused.value.code
+    assert isinstance(said, str) and said.startswith("error: ") and "\n" not in said
+    for part in named:
+        assert part in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_facts_must_cover_every_task(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    facts = tmp_path / "facts.json"
+    chosen = {"reward.manager": "rubric", "reward.judge.model": "rule", "reward.facts": str(facts)}
+    facts.write_text(json.dumps({"miniwob/click-tab": ["The tab is open"], "miniwob/click-link#3": ["It is followed"]}))
+    with pytest.raises(ValueError, match="says nothing of task 'miniwob/click-button'"):
+        check_rewards(load_recipe("webagent_r1", overrides=chosen))
+    check_rewards(
+        load_recipe("webagent_r1", overrides=chosen | {"tasks.names": ["miniwob/click-tab", "miniwob/click-link"]})
+    )
+    for damage in ("[]", "{", '"x"'):
+        facts.write_text(damage)
+        with pytest.raises(ValueError, match="reward.facts = "):
+            check_rewards(load_recipe("webagent_r1", overrides=chosen))
