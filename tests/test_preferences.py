@@ -11,9 +11,10 @@ import torch
 from datasets import Dataset
 from trl import DPOConfig
 
+from trl_webagent import PairDPOTrainer, pair_rows
 from trl_webagent.preference_policy import LocalPolicy
 from trl_webagent.preference_run import PreferenceRun, rounds_of
-from trl_webagent.preference_trainer import PairDPOTrainer, in_training_order, micro_batch, pair_rows
+from trl_webagent.preference_trainer import in_training_order, micro_batch
 from trl_webagent.warm_up import cpu_arguments
 from webagent_core.episode.contexts import ContextOverflow
 from webagent_core.episode.runner import Response

@@ -7,17 +7,29 @@ if TYPE_CHECKING:
     from trl_webagent.critic_config import CriticConfig
     from trl_webagent.critic_trainer import CriticTrainer
     from trl_webagent.phase_trainer import PhaseTrainer
+    from trl_webagent.preference_trainer import PairDPOTrainer, pair_rows
     from trl_webagent.step_grpo_config import StepGRPOConfig
     from trl_webagent.step_grpo_trainer import StepGRPOTrainer, trajectory_reward
 
-__all__ = ["CriticConfig", "CriticTrainer", "PhaseTrainer", "StepGRPOConfig", "StepGRPOTrainer", "trajectory_reward"]
+__all__ = [
+    "CriticConfig",
+    "CriticTrainer",
+    "PairDPOTrainer",
+    "PhaseTrainer",
+    "StepGRPOConfig",
+    "StepGRPOTrainer",
+    "pair_rows",
+    "trajectory_reward",
+]
 
 MODULES = {
     "CriticConfig": "critic_config",
     "CriticTrainer": "critic_trainer",
+    "PairDPOTrainer": "preference_trainer",
     "PhaseTrainer": "phase_trainer",
     "StepGRPOConfig": "step_grpo_config",
     "StepGRPOTrainer": "step_grpo_trainer",
+    "pair_rows": "preference_trainer",
     "trajectory_reward": "step_grpo_trainer",
 }
 
