@@ -243,11 +243,17 @@ def test_policy_and_critic_have_the_loss_and_gradient_of_evaluate(base, tmp_path
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_metrics_of_the_critic_are_those_of_the_batch(base, tmp_path, played, name):
-    objective = OBJECTIVES[name]
-    trainer = train(tmp_path, base, replaying(played), objective, noise=0.1)
+    objective, told = OBJECTIVES[name], []
+    trainer = train(
+        tmp_path, base, replaying(played), objective, noise=0.1, on_trajectories=lambda _, given: told.extend(given)
+    )
     start = with_weights(load(base), trainer.micro_batches[0]["weights"])
     critic = critic_with(base, trainer.critic_steps[0]["weights"])
-    rows = plainly(played, objective, start, load(base), critic).plan.rows
+    plan = plainly(played, objective, start, load(base), critic).plan
+    rows = plan.rows
+    for trajectory, planned, given in zip(played, plan.trajectories, told, strict=True):
+        expected = [float(torch.as_tensor(row.advantage).double().mean()) for row in planned.rows]
+        assert given == (pytest.approx(expected, abs=1e-5) if trajectory.valid else None)
     values, targets = [], []
     for step, row in zip([step for t in played for step in t.steps], rows, strict=True):
         if row.value_coefficient:

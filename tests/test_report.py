@@ -219,6 +219,17 @@ def test_numbers_and_text_that_json_lacks_survive(tmp_path):
     assert line["reward"] == -math.inf and math.isnan(line["advantage"])
 
 
+def test_an_advantage_for_each_step_is_kept_and_shown(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    trajectory = Trajectory("t", 0, "t", goal="a goal", reward=1.0, exit_status=ExitStatus.ANSWERED)
+    run.log_trajectories(1, "train", [trajectory], [[0.5, -0.25]])
+    (line,) = run.trajectories()
+    assert line["advantage"] == [0.5, -0.25]
+    write_report(run, tmp_path / "report.html")
+    (shown,) = embedded(tmp_path / "report.html")["trajectories"]
+    assert shown["advantage"] == [0.5, -0.25]
+
+
 def test_the_config_comes_back_as_it_was_written(tmp_path):
     run = RunDirectory(tmp_path)
     assert run.config() == {}

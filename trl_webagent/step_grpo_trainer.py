@@ -71,8 +71,9 @@ class StepGRPOTrainer(GRPOTrainer):
             it out of group statistics, loss, denominators and metrics, as an exit status that no policy can have
             caused does whatever the functions say. Of several, the first says how the task went (which is what replay
             looks at) and the others shape the reward. Default: `trajectory_reward`.
-        on_trajectories: called once a batch with (trajectories, advantages), after scoring; for logs and dumps. What
-            the group filter left out is among them, with advantage None.
+        on_trajectories: called once a batch with (trajectories, advantages), after scoring; for logs and dumps. An
+            advantage is a number, or one for each step where the method tells steps apart. What the group filter left
+            out is among them, with advantage None.
         sampling: the run's sampling. The dataset then says no more than how many batches there are. A group filter
             looks at the trajectories' own rewards: where they are judged, `play` must have them judged. When it finds
             no signal any more, training ends and `no_signal` says why. The state is in the checkpoints.
@@ -266,7 +267,7 @@ class StepGRPOTrainer(GRPOTrainer):
         plan, first = self._plan()
         mine = plan.trajectories[first : first + len(self._trajectories) + len(self._joined)]
         if self.on_trajectories:
-            advantages = [each.advantage if each.kept else None for each in mine[: len(self._trajectories)]]
+            advantages = [each.told for each in mine[: len(self._trajectories)]]
             self.on_trajectories(self._trajectories + self._left_out, advantages + [None] * len(self._left_out))
         batch = self._rows(mine)
         if "behave_logp" in self.objective.required_logps:

@@ -205,7 +205,7 @@ class TrajectoryTrainer:
                 counted = [value >= 1.0 for value in values] if name == "success" else values
                 metrics[f"webagent/{name}"] = sum(counted) / len(good)
         if self.run_log:
-            advantages = [each.advantage if each.kept else None for each in plan.trajectories]
+            advantages = [each.told for each in plan.trajectories]
             keys = [session.key for session in sessions] + [facts["key"] for facts in others]
             self.run_log.train(self.global_steps, keys, advantages + [None] * len(others))
         self.batches_without_signal = 0 if good else self.batches_without_signal + 1

@@ -65,6 +65,16 @@ class TrajectoryPlan:
     def kept(self) -> bool:
         return self.dropped is None
 
+    @property
+    def told(self) -> float | list[float] | None:
+        """The advantage for a log: one number, or one a step, the mean over its tokens; None: it left the batch."""
+        if not self.kept:
+            return None
+        if not isinstance(self.advantage, list):
+            return self.advantage
+        steps = [torch.as_tensor(of_step, dtype=torch.float64).reshape(-1) for of_step in self.advantage]
+        return [float(of_step.mean()) if len(of_step) else 0.0 for of_step in steps]
+
 
 @dataclass(frozen=True)
 class Plan:

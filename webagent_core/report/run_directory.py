@@ -92,11 +92,12 @@ class RunDirectory:
         update: int,
         phase: str,
         trajectories: Sequence[Trajectory],
-        advantages: Sequence[float | None] | None = None,
+        advantages: Sequence[float | list[float] | None] | None = None,
     ) -> None:
         """Append one line per trajectory and write the screenshots of its steps.
 
-        advantages: one per trajectory, None where it has none (evaluation, invalid, dropped group).
+        advantages: one per trajectory, a number or one a step; None where it has none (evaluation, invalid, dropped
+            group).
         """
         _check(update, phase)
         if advantages is None:
@@ -129,7 +130,7 @@ class RunDirectory:
         return path.read_bytes() if path.is_relative_to(self.path.resolve()) and path.is_file() else None
 
     def _trajectory_line(
-        self, update: int, phase: str, number: int, trajectory: Trajectory, advantage: float | None
+        self, update: int, phase: str, number: int, trajectory: Trajectory, advantage: float | list[float] | None
     ) -> dict[str, Any]:
         task = re.sub(r"[^A-Za-z0-9]+", "-", trajectory.task).strip("-")[:60]
         stem = f"{phase}-{update:05d}-{number:04d}-{task}-seed{trajectory.seed}"

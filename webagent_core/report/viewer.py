@@ -305,7 +305,9 @@ def _picture(run: RunDirectory, *, dark: bool) -> str:
     return base64.b64encode(file.getvalue()).decode("ascii")
 
 
-def _json(value: float | None) -> float | str | None:
+def _json(value: float | list[float] | None) -> float | str | list | None:
+    if isinstance(value, list):
+        return [_json(each) for each in value]
     return value if value is None or math.isfinite(value) else str(value)
 
 

@@ -18,7 +18,9 @@
     if (text !== undefined && text !== null) node.textContent = String(text);
     return node;
   }
-  const figure = (value) => (typeof value === "number" ? String(Number(value.toFixed(3))) : (value ?? "none"));
+  const one = (value) => (typeof value === "number" ? String(Number(value.toFixed(3))) : (value ?? "none"));
+  // Several numbers are one for each step.
+  const figure = (value) => (Array.isArray(value) ? value.map(one).join(", ") : one(value));
   const when = (t) =>
     t.phase === "train" ? `update ${t.update}` : t.phase === "during" ? `evaluation ${t.update}` : `${t.phase} training`;
 
