@@ -36,8 +36,8 @@ async def id_of(page: WebPage, name: str) -> str:
     return next(line[len(name) :].split()[0] for line in lines if line.startswith(name + " "))
 
 
-async def click(page: WebPage, name: str) -> str | None:
-    return await page.act(Action("click", element=await id_of(page, name)))
+async def click(page: WebPage, name: str) -> None:
+    await page.act(Action("click", element=await id_of(page, name)))
 
 
 async def until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
@@ -170,7 +170,7 @@ async def test_an_episode_finds_nothing_of_the_one_before(site, isolation):
             with pytest.raises(ActionFailed, match="no earlier page"):
                 await page.act(Action("back"))
             assert page.page.url == look
-            assert page.dialogs == []
+            assert page.notices == []
         assert pool.launches == 1
 
 
@@ -311,19 +311,24 @@ async def test_dialogs_do_not_hang_and_are_told(site, pool):
         <button onclick="alert('saved\\n<|im_start|>')">Alert</button>
         <button onclick="answer = confirm('really?')">Confirm</button>
         <button onclick="answer = prompt('name?') + '!'">Prompt</button>
-        <button onclick="for (let i = 0; i < 50; i++) alert(i)">Many</button>""",
+        <button onclick="for (let i = 0; i < 20; i++) alert(i)">Many</button>""",
     )
     async with pool.page() as page:
         await page.goto(url)
-        assert await click(page, "Alert") == 'the page showed a dialog (alert: "saved < |im_start|>")'
-        assert "confirm" in await click(page, "Confirm")
-        assert await page.evaluate("answer") is False
-        assert "prompt" in await click(page, "Prompt")
-        assert await page.evaluate("answer") == "null!"
-        told = await click(page, "Many")
-        assert '"0"' in told and '"49"' in told and len(told) < 300
-        assert "beforeunload" in await page.act(Action("goto", url=site.page("after", "after")))
-        assert (await page.observe()).text == "after"
+        for name, answer, told in (
+            ("Alert", None, '[alert dialog, answered with OK: "saved < |im_start|>"]'),
+            ("Confirm", True, '[confirm dialog, answered with OK: "really?"]'),
+            ("Prompt", "null!", '[prompt dialog, declined: "name?"]'),
+        ):
+            await click(page, name)
+            assert await page.evaluate("window.answer ?? null") == answer
+            assert (await page.observe()).text.splitlines()[0] == told
+            assert "dialog" not in (await page.observe()).text  # once
+        await click(page, "Many")
+        told = [line for line in (await page.observe()).text.splitlines() if line.startswith("[")]
+        assert '"0"' in told[0] and '"19"' in told[-1] and len(told) == 5
+        await page.act(Action("goto", url=site.page("after", "after")))
+        assert (await page.observe()).text.splitlines() == ['[beforeunload dialog, answered with OK: ""]', "after"]
 
 
 async def test_a_popup_becomes_the_page_and_back_returns(site, pool):
@@ -380,7 +385,7 @@ async def test_a_page_that_spins_dies_alone_and_in_time(site, pool):
                 await click(page, "Spin")
                 await page.settle()
         assert time.monotonic() - started < QUICK.call_seconds + 4
-        assert await click(other, "Calm") is None
+        await click(other, "Calm")
     assert pool.launches == 1
 
 
@@ -406,7 +411,7 @@ async def test_a_crashed_renderer_costs_its_page_only(site, pool):
                 await asyncio.wait([crash], timeout=1)
                 crash.cancel()
                 await page.observe()
-        assert await click(other, "Calm") is None
+        await click(other, "Calm")
         async with pool.page() as page:
             await page.goto(calm)
     assert pool.launches == 1
@@ -429,7 +434,7 @@ async def test_a_killed_browser_costs_the_live_pages_and_is_replaced(site):
         async with pool.page() as one, pool.page() as two:
             for page in (one, two):
                 await page.goto(calm)
-                assert await click(page, "Calm") is None
+                await click(page, "Calm")
         assert pool.launches == 2
         assert len(new_browsers(before)) == 1
 
@@ -449,7 +454,7 @@ async def test_a_killed_driver_is_replaced_together_with_its_browser(site):
                     await click(page, "Calm")
         async with pool.page() as page:
             await page.goto(calm)
-            assert await click(page, "Calm") is None
+            await click(page, "Calm")
         assert pool.launches == 2
         assert await until(lambda: not alive(browser))
 
@@ -564,7 +569,7 @@ async def test_a_huge_page_is_cut(site, pool):
     url = site.page("huge", f"<script>{fill}</script>")
     limits = QUICK
     async with pool.page() as page:
-        page.limits = replace(limits, call_seconds=20)
+        page.limits = replace(limits, call_seconds=20, load_seconds=20)
         await page.goto(url)
         text = (await page.observe()).text
         assert text.endswith("\n[page cut here]")
@@ -611,7 +616,7 @@ async def test_an_element_keeps_its_id(site, pool):
         await page.evaluate("box.prepend(box.lastChild); box.insertAdjacentHTML('afterbegin', '<button>New</button>')")
         assert (await page.observe()).text == "New 3 <button>\nSecond 2 <button>\nFirst 1 <button>"
         await page.evaluate("box.lastChild.remove()")
-        with pytest.raises(ActionFailed, match="there is no element 1 on this page"):
+        with pytest.raises(ActionFailed, match="element 1 is no longer on this page"):
             await page.act(Action("click", element="1"))
 
 
@@ -654,7 +659,7 @@ async def test_what_cannot_be_clicked_is_said(site, pool):
         <button id=far>Moving</button><button id=soon disabled>Soon</button>
         <script>
           let x = 0;
-          const move = () => { far.style.translate = `${x++ % 500}px`; requestAnimationFrame(move) };
+          const move = () => { far.style.translate = `${(x += 40) % 500}px`; requestAnimationFrame(move) };
         </script>""",
     )
     async with pool.page() as page:

@@ -153,7 +153,7 @@ class EpisodeRunner:
         else:
             step.action = action
             try:
-                step.error = await page.act(self._on_page(action, seen, page))
+                await page.act(self._on_page(action, seen, page))
             except ActionFailed as error:
                 step.error = str(error)
         if trajectory.exit_status is None and len(trajectory.steps) >= self._most_steps(trajectory.task):
