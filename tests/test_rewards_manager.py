@@ -79,10 +79,18 @@ async def test_a_judge_that_fails_makes_the_trajectory_invalid(error):
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"value": 1.0, "invalid": "judge_error"}, {"invalid": "answered"}, {"value": math.nan}]
+    "fields",
+    [
+        {},
+        {"value": 1.0, "invalid": "judge_error"},
+        {"invalid": "answered"},
+        {"value": math.nan},
+        {"value": 1.0, "outcome": math.inf},
+        {"value": 1.0, "outcome": True},
+    ],
 )
 def test_a_reward_is_a_number_or_a_reason(fields):
-    with pytest.raises(ValueError, match="value|invalid"):
+    with pytest.raises(ValueError, match="(value|invalid|outcome) = "):
         Reward(**fields)
 
 
@@ -141,6 +149,15 @@ async def test_rewards_are_recorded_in_the_trajectories():
     record([good, bad], [Reward(1, evidence=({"said": "yes"},)), Reward(invalid="judge_error", reasons=("busy",))])
     assert (good.success, good.evidence, good.exit_status) == (True, [{"said": "yes"}], ExitStatus.ANSWERED)
     assert (bad.valid, bad.exit_status, bad.detail) == (False, ExitStatus.JUDGE_ERROR, "busy")
+
+
+async def test_success_is_of_the_outcome_where_the_reward_holds_more():
+    spoilt = [attempt(steps=[step("?")], reward=reward) for reward in (1.0, 0.0)]
+    rewards = await score_all(WithFormat(EnvironmentReward()), spoilt)
+    record(spoilt, rewards)
+    assert [(each.reward, each.score, each.success) for each in spoilt] == [(0.0, 1.0, True), (-1.0, 0.0, False)]
+    record(spoilt, [Reward(1.0), Reward(invalid="judge_error")])
+    assert [(each.score, each.success) for each in spoilt] == [(1.0, True), (None, False)]
 
 
 def test_trl_takes_a_manager_as_a_reward_function():

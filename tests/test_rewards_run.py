@@ -108,11 +108,10 @@ def test_no_failure_of_the_judge_is_ever_a_reward_and_the_run_goes_on(tmp_path, 
         assert line["success"] == pytest.approx(sum(each["success"] for each in valid) / len(valid))
 
     assert per_update[2] and per_update[3] and not (per_update[1] or per_update[5] or per_update[6])
-    # A request that hangs takes its 8 seconds; what is well is scored while the browsers play.
-    waited = {update: line["seconds"]["rewards"] for update, line in metrics.items()}
-    assert max(waited[5], waited[6]) < 4 < min(waited[2], waited[3]), waited
+    # Well again, the judge gives every trajectory its verdict, and nobody waits for one.
+    assert all(metrics[update]["invalid"] == 0 and metrics[update]["seconds"]["rewards"] < 4 for update in (5, 6))
     report = (out / "report.html").read_text("utf-8")
-    assert "judge_error" in report
+    assert "judge_error" in report and "HTTP 500" in report  # what the judge did is there to be read
 
 
 @pytest.mark.slow
