@@ -144,7 +144,7 @@ def test_no_tasks_at_all_is_said_as_such():
 
 
 def test_a_group_that_is_too_old_is_stale():
-    filtering = GroupFilter.of(load_recipe("asyncwebrl"))
+    filtering = GroupFilter.of(load_recipe("asyncwebrl", profile=None, overrides={"policy.model": "m"}))
     assert filtering.max_staleness == 2
     batch = filtering.batch()
     assert batch.offer(Task("t", 0), "new enough", [0, 1], lag=2)

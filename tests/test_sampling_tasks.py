@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -46,8 +47,19 @@ def outcomes_from(script):
     return play, calls
 
 
+def test_a_batch_holds_a_single_task_twice_only_if_there_are_too_few():
+    """The end of a turn falls inside a batch: what that batch has had already waits for the next one."""
+    source = TaskSource([Task("t", seed) for seed in range(5)], (0, 10), seed=1)
+    batches = [source.next(3) for _ in range(50)]
+    assert all(len(set(batch)) == 3 for batch in batches)
+    assert set(Counter(task for batch in batches for task in batch).values()) == {30}
+    few = TaskSource([Task("t", 0), Task("t", 1)], (0, 10)).next(3)
+    assert len(few) == 3 and len(set(few)) == 2
+
+
 def test_tasks_that_are_solved_at_least_once_are_kept():
-    assert TaskFilter.of(load_recipe("arpo")) == TaskFilter(trials=16, min_successes=1)
+    arpo = load_recipe("arpo", profile=None, overrides={"policy.model": "m"})
+    assert TaskFilter.of(arpo) == TaskFilter(trials=16, min_successes=1)
     assert TaskFilter.of(load_recipe("webgym")) is None
     play, calls = outcomes_from({"never": [0] * 16, "once": [0] * 15 + [1], "always": [1] * 16})
     tried = TaskFilter().select([Task(name, 0) for name in ("never", "once", "always")], play)
