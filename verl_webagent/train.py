@@ -7,6 +7,7 @@ machine wants around it: settings checked first, the warm-up, one process less t
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def _compose(folder: Path, arguments: argparse.Namespace, recipe: Recipe) -> Dic
 
     if not (folder / "verl.yaml").is_file():
         raise FileNotFoundError(f"{folder / 'verl.yaml'} does not exist: this recipe has no verl run yet")
-    changed = [f"{name}={value}" for name, value in overrides_of(arguments).items()]
+    changed = [f"{name}={json.dumps(value)}" for name, value in overrides_of(arguments).items()]
     node = {"recipe": str(folder.resolve()), "preset": arguments.preset, "profile": arguments.profile,
             "seed": arguments.seed, "set": changed, "out": str(arguments.out)}  # fmt: skip
     model = start_of(recipe)
