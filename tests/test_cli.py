@@ -174,7 +174,7 @@ def test_validate_takes_a_file_and_a_folder(tmp_path):
         (["webgym", "--preset", "papers"], ["preset = 'papers'", "paper, released"]),
         (["uitars", "--preset", "released"], ["released", "uitars"]),
         (["webagent_r1", "--profile", "laptop"], ["profile = 'laptop'", "embedded"]),
-        (["agentq", "--profile", "embedded"], ["profile = 'embedded'", "none"]),
+        (["agentq", "--profile", "laptop"], ["profile = 'laptop'", "there are embedded"]),
         (["webgym", "--set", "train.lr=1"], ["unknown key", "train.lr", "learning_rate"]),
         (["webgym", "--set", "trian.updates=1"], ["unknown key", "trian.updates", "train"]),
         (["webgym", "--set", "rollout.group_size=1"], ["rollout.group_size = 1", ">= 2"]),

@@ -106,6 +106,28 @@ def test_mistakes_come_as_often_as_asked_and_press_what_stands_last():
     assert set(wrong) == {"three 3\nAction: click(3)"}
 
 
+def test_only_a_click_goes_astray():
+    import random
+
+    page, goal = "unnamed 1 <input text>\nSubmit 2 <button>", 'Enter "ann" into the text field and press Submit.'
+    answers = {demonstrate("miniwob/enter-text", goal, page, 0.9, random.Random(seed)) for seed in range(20)}
+    assert answers == {'unnamed 1\nAction: type(1, "ann")'}
+
+
+def test_boxes_are_ticked_in_the_order_of_the_goal_after_wrong_ticks_are_taken_back():
+    import random
+
+    def answer(page: str) -> str:
+        goal = "Select bb, aa and click Submit."
+        return demonstrate("miniwob/click-checkboxes", goal, page, 0.0, random.Random(0)).split("\n")[0]
+
+    page = "aa 1 <checkbox>{}\nbb 2 <checkbox>{}\ncc 3 <checkbox>{}\nSubmit 4 <button>"
+    assert answer(page.format("", "", "")) == "bb 2"
+    assert answer(page.format("", " checked", "")) == "aa 1"
+    assert answer(page.format("", " checked", " checked")) == "cc 3"
+    assert answer(page.format(" checked", " checked", "")) == "Submit 4"
+
+
 def test_a_response_restates_its_target_and_parses_as_its_action():
     target = elements(PAGE)[1]
     move = Move(target, Action("type", element=target.id, text='a "b"'))

@@ -100,11 +100,12 @@ def _expand_and_submit(goal: str, page: list[Element]) -> Move:
 
 
 def _check_and_submit(goal: str, page: list[Element]) -> Move:
+    """Unticks what is wrong, then ticks in the goal's order: the next name is the one after the last that was ticked."""
     wanted = re.match(r"Select (.*) and click Submit", goal).group(1).split(", ")
-    for element in _kind(page, "checkbox", "radio"):
-        if (element.name in wanted) != element.checked and (element.kind == "checkbox" or element.name in wanted):
-            return _click(element)
-    return _click(_named(page, "Submit", "button"))
+    boxes = _kind(page, "checkbox", "radio")
+    wrong = [box for box in boxes if box.kind == "checkbox" and box.checked and box.name not in wanted]
+    missing = [box for name in wanted for box in boxes if box.name == name and not box.checked]
+    return _click(next(iter(wrong + missing), None) or _named(page, "Submit", "button"))
 
 
 def _choose_and_submit(goal: str, page: list[Element]) -> Move:
@@ -156,16 +157,18 @@ def check_demonstrated(name: str) -> str:
 
 
 def demonstrate(task: str, goal: str, observation: str, mistakes: float, rng: random.Random) -> str:
-    """The demonstrator's response, or, with probability `mistakes`, a click on the page's last element.
+    """The demonstrator's response. Where that is a click, with probability `mistakes` one on the page's last element.
 
-    That is an impatient hand: it presses Submit before the form is filled, or the nearest button. One habit that all
-    tasks share, and not a random choice, which would teach a small policy to mix names up.
+    That is an impatient hand: it presses Submit before the boxes are ticked, or the nearest button. One habit that all
+    tasks share, and not a random choice, which would teach a small policy to mix names up; and of clicks alone, lest
+    unlearning it teaches a small policy to type where it should click.
 
     Raises:
         KeyError: there is no demonstrator for `task`.
         LookupError: the page does not show what the goal speaks of.
     """
     page = elements(observation)
-    if rng.random() < mistakes:
-        return _click(page[-1]).response()
-    return DEMONSTRATORS[task](goal, page).response()
+    move = DEMONSTRATORS[task](goal, page)
+    if rng.random() < mistakes and move.action.name == "click":
+        move = _click(page[-1])
+    return move.response()
