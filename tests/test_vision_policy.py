@@ -13,6 +13,7 @@ from trl import SFTConfig, SFTTrainer
 
 from trl_webagent.image_rows import PictureCollator, imitation_rows
 from webagent_core.browser.page import PageLimits
+from webagent_core.command_line import checked_recipe, parser
 from webagent_core.episode.actions import CoordinateSpace, parse_coordinate_action
 from webagent_core.episode.browser_rollout import BrowserRollout
 from webagent_core.episode.contexts import OpenWebRLContext
@@ -22,7 +23,7 @@ from webagent_core.policy.tiny import VISION_START
 from webagent_core.policy.tiny_vision import build_vision_policy
 from webagent_core.policy.vision_demonstrations import gather, response
 from webagent_core.policy.vision_processing import counter_of, load_processing_class, sees
-from webagent_core.recipe import load_recipe
+from webagent_core.recipe import find_recipe, load_recipe
 from webagent_core.tasks.targets import TARGETS, check_shown
 from webagent_core.tasks.task import Task
 
@@ -134,3 +135,13 @@ def test_demonstrators_who_point_succeed_on_real_pages():
 def test_a_task_that_nobody_points_at_is_refused():
     with pytest.raises(ValueError, match="'miniwob/login-user' has no demonstrator who points"):
         check_shown("miniwob/login-user")
+
+
+@pytest.mark.parametrize(
+    "profile, model, observation", [("embedded", "tiny_vision", "text"), ("embedded_vision", "tiny", "screenshot")]
+)
+def test_a_tiny_policy_of_the_wrong_kind_is_refused(tmp_path, profile, model, observation):
+    arguments = parser("openwebrl", "TRL").parse_args(["--profile", profile, "--set", f"policy.model={model}"])
+    arguments.out = tmp_path
+    with pytest.raises(ValueError, match=f"policy.model = '{model}' .* context.observation = '{observation}'"):
+        checked_recipe(find_recipe("openwebrl"), arguments, None)

@@ -90,6 +90,12 @@ def checked_recipe(recipe_folder: Path, arguments: argparse.Namespace, checkpoin
     """
     recipe = load_recipe(recipe_folder, arguments.preset, arguments.profile, overrides_of(arguments))
     pictures = recipe.context is not None and recipe.context.observation == "screenshot"
+    if recipe.policy.model == ("tiny" if pictures else "tiny_vision"):
+        observation = recipe.context.observation if recipe.context else "text"
+        raise ValueError(
+            f"policy.model = {recipe.policy.model!r} is not allowed with context.observation = {observation!r}: "
+            "tiny reads text, tiny_vision sees screenshots"
+        )
     check_taught = check_shown if pictures else check_demonstrated
     for name in recipe.tasks.names:
         check_name(name)
