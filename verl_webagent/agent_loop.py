@@ -14,13 +14,16 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from omegaconf import DictConfig
+from PIL import Image
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput, register
 
-from verl_webagent.recipe import node_of, recipe_of
-from webagent_core.episode.browser_rollout import open_runner, settings_of
-from webagent_core.episode.contexts import CountTokens
+from verl_webagent.recipe import recipe_of
+from webagent_core.episode.browser_rollout import open_runner, sees_pictures, settings_of
+from webagent_core.episode.contexts import CountTokens, chat_counter, context_for
+from webagent_core.episode.pictures import pictures_of
 from webagent_core.episode.runner import ContextOverflow, EpisodeRunner, Response
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
+from webagent_core.policy.vision_processing import picture_tokens
 from webagent_core.sampling.curriculum import StepLimits
 from webagent_core.sampling.stored import repeats_next
 from webagent_core.tasks.task import Task
@@ -40,8 +43,6 @@ class Browser:
         async with self._lock:
             if self._runner is None:
                 settings = settings_of(recipe_of(config), counter())
-                if node_of(config, ["reward_manager"])["reward_manager"]:  # whoever wrote it may look at the page
-                    settings["final_screenshot"] = True
                 self._runner = await self._stack.enter_async_context(open_runner(**settings))
             return self._runner
 
@@ -59,7 +60,8 @@ class WebAgentLoop(AgentLoopBase):
         calls: list[Any] = []  # one a step: a step is what follows an answer
 
         async def generate(messages: list[dict]) -> Response:
-            prompt_ids = await self._prompt_ids(messages)
+            images = pictures_of(messages)
+            prompt_ids = await self._prompt_ids(messages, images)
             limit = recipe.rollout.max_context_tokens
             room = recipe.rollout.max_response_tokens
             if limit and len(prompt_ids) + room > limit:
@@ -72,6 +74,7 @@ class WebAgentLoop(AgentLoopBase):
                     "max_tokens": room,
                     "seed": zlib.crc32(f"{session}/{len(calls)}".encode()),
                 },
+                image_data=images or None,
             )
             calls.append(output)
             ids = list(output.token_ids)
@@ -84,14 +87,21 @@ class WebAgentLoop(AgentLoopBase):
         trajectory = await runner.run(task, generate)
         return self._rows(trajectory, calls, sample)
 
-    async def _prompt_ids(self, messages: list[dict]) -> list[int]:
-        """The chat as tokens, whole: verl's own helper cuts a long one from the left without a word."""
-        return await self.loop.run_in_executor(
-            None, lambda: list(self.continuous_token_builder.build_initial_tokens(messages))
-        )
+    async def _prompt_ids(self, messages: list[dict], images: list[Image.Image]) -> list[int]:
+        """The chat as tokens, whole: verl's own helper cuts a long one from the left without a word.
+
+        Raises:
+            ValueError: there are images, and the model is none that sees.
+        """
+        self._assert_mm_supported(bool(images))
+        build = self.continuous_token_builder.build_initial_tokens
+        return await self.loop.run_in_executor(None, lambda: list(build(messages, images=images or None)))
 
     def _counter(self) -> CountTokens:
         """Counts what `_prompt_ids` makes of a chat; with a copy, as that one tokenises in other threads."""
+        recipe = recipe_of(self.config)
+        if self.processor is not None and sees_pictures(context_for(recipe)):
+            return chat_counter(copy.deepcopy(self.tokenizer), picture_tokens(self.processor, recipe))
         builder = copy.deepcopy(self.continuous_token_builder)
         return lambda messages: len(builder.build_initial_tokens(messages))
 
@@ -118,6 +128,7 @@ class WebAgentLoop(AgentLoopBase):
                 response_logprobs=call.log_probs,
                 reward_score=reward,
                 num_turns=number,
+                multi_modal_data={"images": images} if (images := pictures_of(step.messages)) else None,
                 metrics=AgentLoopMetrics(),
                 extra_fields={
                     **call.extra_fields,

@@ -48,13 +48,17 @@ def counter_of(recipe: Recipe) -> CountTokens:
     processing_class = load_processing_class(model)
     if not sees(model):
         return chat_counter(processing_class)
+    return chat_counter(processing_class.tokenizer, picture_tokens(processing_class, recipe))
+
+
+def picture_tokens(processor: ProcessorMixin, recipe: Recipe) -> int:
+    """Tokens of a screenshot of the recipe's viewport, with the mark of its start and that of its end."""
     most = recipe.context.max_pixels if recipe.context else None
     width, height = recipe.browser.viewport
     shrink = min(1.0, (most / (width * height)) ** 0.5) if most else 1.0
     blank = Image.new("RGB", (max(1, int(width * shrink)), max(1, int(height * shrink))))
-    images = processing_class.image_processor(images=[blank], return_tensors="pt")
-    slots = int(images["image_grid_thw"].prod()) // processing_class.image_processor.merge_size**2
-    return chat_counter(processing_class.tokenizer, slots + 2)  # between a mark of its start and one of its end
+    images = processor.image_processor(images=[blank], return_tensors="pt")
+    return int(images["image_grid_thw"].prod()) // processor.image_processor.merge_size**2 + 2
 
 
 class PictureProcessor(ProcessorMixin):
