@@ -6,12 +6,15 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
+from PIL import Image
+from test_image_rows import recorded as sampled_logps
 from test_step_grpo_trainer import (
     PLAIN_STEPS,
     G,
@@ -23,14 +26,16 @@ from test_step_grpo_trainer import (
     settings,
     with_weights,
 )
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from trl_webagent.hcpo_trainer import HCPOTrainer
 from webagent_core.episode.contexts import Budget, HiconAgentContext, chat_counter
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.objectives import Evaluation, Objective, evaluate, load_objective
 from webagent_core.policy.tiny import build_policy
+from webagent_core.policy.tiny_vision import build_vision_policy, write_start
 from webagent_core.policy.tokenizer import build_tokenizer
+from webagent_core.policy.vision_processing import load_processing_class
 from webagent_core.sampling.step_answers import AnsweredStep, StepAnswers, draw_history
 from webagent_core.tasks.recorded_steps import RecordedStep
 
@@ -326,3 +331,44 @@ def test_the_advantage_is_the_groups_z_score_and_is_shared_by_both_branches(base
     assert by_group["flat/1"] == [0.0] * 4
     assert by_group["lone/2"] == [None] * 4
     assert by_group["partly/0"][1] is None and by_group["partly/0"][2] > 0
+
+
+# ------------------------------------------------------------------------------------------------------------- pictures
+
+
+def test_each_branch_is_scored_with_the_pictures_that_its_prompt_shows(tmp_path):
+    write_start(tmp_path / "sees", ["Task: Press", *ACTIONS] * 3, hidden=48, layers=2, heads=2, vision_hidden=32)
+    build_vision_policy(AutoConfig.from_pretrained(tmp_path / "sees"), seed=1).save_pretrained(tmp_path / "sees")
+    files = [str(tmp_path / f"{number}.jpg") for number in range(3)]
+    for number, file in enumerate(files):
+        Image.new("RGB", (64, 96), (80 * number, 200, 255 - 80 * number)).save(file)
+    past = ["click(x=10, y=20)", "back()"]
+    recorded_steps = [
+        RecordedStep("task", "e", "Press", [""] * (n + 1), files[: n + 1], past[:n], "click(x=5, y=5)")
+        for n in range(3)
+    ]
+    trainer = HCPOTrainer(
+        AutoModelForImageTextToText.from_pretrained(tmp_path / "sees", dtype=torch.float32),
+        objective=objective(beta=0.0),
+        play=lambda rows, generate: [],
+        args=settings(tmp_path, per_device_train_batch_size=G, max_rows_per_forward=2),
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "a step"}]}]),
+        processing_class=load_processing_class(str(tmp_path / "sees")),
+    )
+    calls = sampled_logps(trainer)
+    answers = StepAnswers(HiconAgentContext(), Budget(lambda chat: 0, 9), at_points=True)
+    steps = [t.steps[0] for t in answers([each.row() for each in recorded_steps], trainer.generate)]
+    others = [
+        replace(step, response_ids=answer.response_ids)
+        for step, answer in zip(steps, trainer.generate([step.compressed for step in steps]), strict=True)
+    ]
+    full, compressed = trainer._tokens(steps), trainer._tokens(others)
+    assert [len(shown) for shown in full["pictures"]] == [1, 2, 3]
+    assert [len(shown) for shown in full["compressed_pictures"]] == [1, 1, 1]
+    second = {name: compressed[f"compressed_{name}"] for name in ("prompt_ids", "prompt_mask", "pictures")}
+    for (_, sampled), batch in zip(calls, (full, compressed | second), strict=True):
+        with torch.no_grad():
+            logps = trainer._logps(trainer.model, batch)
+        mask = batch["completion_mask"].bool()
+        assert mask.sum() > 3
+        assert float((logps - sampled[:, : logps.size(1)])[mask].abs().max()) < 1e-4
