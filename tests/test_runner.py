@@ -306,7 +306,7 @@ async def test_old_observations_are_placeholders_and_all_responses_stay(run: Run
 @on_module_loop
 @pytest.mark.parametrize(
     ("response", "told"),
-    [("click(99)", "click(99)"), (GREY, "click(4)"), (ASK, "Sure?"), ('goto("http://127.0.0.1:9/")', "127.0.0.1:9")],
+    [("click(99)", "click(99)"), (GREY, "click(4)"), ('goto("http://127.0.0.1:9/")', "127.0.0.1:9")],
 )
 async def test_what_the_page_answered_to_an_action_is_shown_with_the_next_observation(run: Run, response, told):
     policy = Says(response, "stop()")
@@ -315,6 +315,15 @@ async def test_what_the_page_answered_to_an_action_is_shown_with_the_next_observ
     assert step.action is not None and told in step.error and "\n" not in step.error
     assert policy.chats[1][-1]["content"] == f"Feedback: {step.error}\n{trajectory.steps[1].observation}"
     assert trajectory.valid
+
+
+@on_module_loop
+async def test_a_dialog_is_told_with_the_next_observation_and_is_no_error(run: Run):
+    policy = Says(ASK, "stop()")
+    trajectory = await run(policy)
+    assert trajectory.steps[0].error is None
+    assert trajectory.steps[1].observation.startswith('[alert dialog, answered with OK: "Sure?"]\nFinish 1 <button>')
+    assert policy.chats[1][-1]["content"] == trajectory.steps[1].observation
 
 
 def test_a_system_prompt_stands_first_and_no_page_can_stand_for_the_goal():
