@@ -417,7 +417,7 @@ def test_a_judge_that_quotes_the_page_has_not_given_that_verdict():
 
 
 async def ask_many(server: LocalJudge, cache: Path, count: int) -> None:
-    client = client_of(server, cache=cache, concurrency=32)
+    client = client_of(server, cache=cache, concurrency=32, timeout_seconds=120)  # a busy machine is no failure
 
     def read(reply: Reply):
         return reply.text if parse_verdict(reply.text) != "unparseable" else None
