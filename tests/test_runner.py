@@ -231,6 +231,7 @@ async def test_the_page_at_the_end_is_kept_as_it_stood_however_the_episode_ended
     assert trajectory.exit_status is status and final.url == trajectory.steps[-1].url
     assert f"{button} 2 <button>" in final.text.splitlines() and f">{button}</button>" in final.html
     assert final.html.startswith("<html>") and final.screenshot[:2] == b"\xff\xd8"
+    assert "reward-display" not in final.html  # it says how the episode ended, and no two of them the same
     if status is not ExitStatus.ANSWERED or len(answers) == 3:  # nothing was done to the page after the last look
         assert (final.text == trajectory.steps[-1].observation) == (answers[-1] in ("stop()", BAD))
 

@@ -282,12 +282,18 @@
   read(null);
   // What is too long to be read as a whole is read from where it has been scrolled to.
   if (cut && window.scrollY > 0) read(0);
+  // The document, without what is not part of the page: a score display would tell a reward model the answer.
+  const documentOf = () => {
+    const copy = getter(Document, "documentElement")(document)?.cloneNode(true);
+    if (skip) copy?.querySelectorAll(skip).forEach((element) => element.remove());
+    return (copy?.outerHTML ?? "").slice(0, limits.html);
+  };
   // Half a surrogate pair, which a page may hold, cannot be written to a file.
   return {
     text: lines.join("\n").toWellFormed(),
     title: clean(getter(Document, "title")(document)).toWellFormed(),
     url: location.href.slice(0, 8000),
-    html: limits.html ? (getter(Document, "documentElement")(document)?.outerHTML ?? "").slice(0, limits.html).toWellFormed() : "",
+    html: limits.html ? documentOf().toWellFormed() : "",
     frames: memory.frames.length,
   };
 }
