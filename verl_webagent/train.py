@@ -16,7 +16,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from webagent_core.command_line import checked_recipe, overrides_of, parser, run_folder
+from webagent_core.command_line import NO_SIGNAL, checked_recipe, overrides_of, parser, run_folder
 from webagent_core.policy.tiny import start_of
 from webagent_core.recipe import Recipe
 from webagent_core.sampling.filters import NoSignal
@@ -58,7 +58,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         run(config, arguments.verbose)
     except NoSignal as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(NO_SIGNAL)
     except KeyboardInterrupt:
         sys.exit(f"\ninterrupted: what was done is in {arguments.out}; --resume goes on from its last checkpoint")
     _close(recipe, arguments.out, time.monotonic() - started)
