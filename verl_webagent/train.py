@@ -58,7 +58,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         run(config, arguments.verbose)
     except NoSignal as error:
-        print(f"error: {error}", file=sys.stderr)
+        _report(arguments.out)
+        print(f"stopped: {error}. What was done is in {arguments.out}", file=sys.stderr)
         sys.exit(NO_SIGNAL)
     except KeyboardInterrupt:
         sys.exit(f"\ninterrupted: what was done is in {arguments.out}; --resume goes on from its last checkpoint")
@@ -158,6 +159,17 @@ def last_checkpoint(out: Path) -> Path | None:
     """Folder of the newest whole checkpoint of the run in `out`, or None: the one that verl's tracker file names."""
     tracker = out / "checkpoints" / "latest_checkpointed_iteration.txt"
     return tracker.parent / f"global_step_{tracker.read_text().strip()}" if tracker.is_file() else None
+
+
+def _report(out: Path) -> None:
+    """For a run that ends before its last evaluation, after which the trainer itself writes these."""
+    from webagent_core.report.learning_curve import plot_learning_curve
+    from webagent_core.report.run_directory import RunDirectory
+    from webagent_core.report.viewer import write_report
+
+    directory = RunDirectory(out)
+    plot_learning_curve(directory, out / "learning_curve.png")
+    write_report(directory, out / "report.html")
 
 
 def _close(recipe: Recipe, out: Path, seconds: float) -> None:

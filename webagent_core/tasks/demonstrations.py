@@ -100,7 +100,7 @@ def _expand_and_submit(goal: str, page: list[Element]) -> Move:
 
 
 def _check_and_submit(goal: str, page: list[Element]) -> Move:
-    """Unticks what is wrong, then ticks in the goal's order: the next name is the one after the last that was ticked."""
+    """Unticks what is wrong, then ticks in the goal's order: the next name is the one after the last ticked."""
     wanted = re.match(r"Select (.*) and click Submit", goal).group(1).split(", ")
     boxes = _kind(page, "checkbox", "radio")
     wrong = [box for box in boxes if box.kind == "checkbox" and box.checked and box.name not in wanted]
