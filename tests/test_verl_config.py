@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
@@ -10,14 +13,19 @@ pytest.importorskip("verl")
 from omegaconf import OmegaConf
 from verl_harness import RECIPES, composed
 
+from verl_webagent.agent_loop import TRAJECTORY
 from verl_webagent.dataset import TaskDataset
 from verl_webagent.recipe import recipe_of
-from verl_webagent.sessions import Columns, facts_of, row_weights, sessions_of
+from verl_webagent.reward_manager import WebAgentRewardManager
+from verl_webagent.sessions import KEPT_IN, SCORED, Columns, facts_of, row_weights, sessions_of
 from verl_webagent.stock import check_stock
 from verl_webagent.validation import validate
+from webagent_core.episode.actions import Action
+from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 from webagent_core.objectives import load_objective
 from webagent_core.policy.tiny import BASE
 from webagent_core.recipe import load_recipe
+from webagent_core.rewards.local_judge import LocalJudge
 from webagent_core.tasks.schedule import held_out_tasks, training_tasks
 
 HOSTED = sorted(path.parent.name for path in RECIPES.glob("*/verl.yaml"))
@@ -176,6 +184,36 @@ def test_the_recipes_reward_decides_which_manager_verl_asks(monkeypatch):
     monkeypatch.delenv("OPENAI_BASE_URL")
     with pytest.raises(ValueError, match=r"asks a judge: reward.judge.base_url is not set"):
         validate(composed(judged))
+
+
+async def test_the_reward_manager_tells_what_a_judge_said_and_what_it_did_not_say(monkeypatch):
+    def played(seed: int) -> Trajectory:
+        step = Step("http://a.test/", "Ok 1 <button>", [], "click(1)", Action("click", element="1"))
+        about = {"goal": 'Click on "Ok".', "exit_status": ExitStatus.ANSWERED, "reward": 0.0}
+        return Trajectory("miniwob/click-button", seed, f"miniwob/click-button#{seed}", steps=[step], **about)
+
+    def session(trajectory: Trajectory, **more: str) -> SimpleNamespace:
+        fields = np.array([{TRAJECTORY: trajectory, **more}], dtype=object)
+        return SimpleNamespace(non_tensor_batch={"tool_extra_fields": fields})
+
+    with LocalJudge() as judge:
+        monkeypatch.setenv("OPENAI_BASE_URL", judge.base_url)
+        chosen = ["manager=judge", "judge_vision=false", "judge.model=rule", "judge.attempts=1", "format_weight=0.5"]
+        settings = ", ".join(f'"reward.{each}"' for each in chosen)
+        manager = WebAgentRewardManager(composed([MODEL, f"webagent.set=[{settings}]"]), None, None)
+        judge.faults.extend(["", "prose"])
+        good = await manager.run_single(session(played(0), **{KEPT_IN: "trajectories-train"}))
+        bad = await manager.run_single(session(played(1), **{KEPT_IN: "trajectories-train"}))
+        untidy = played(2)
+        untidy.steps.insert(0, Step("http://a.test/", "Ok 1 <button>", [], "hm"))
+        shaped = await manager.run_single(session(untidy))
+    told = good["reward_extra_info"]
+    assert (good["reward_score"], told["acc"], told["valid"], told["outcome"]) == (1.0, 1.0, True, 1.0)
+    assert "Verdict: SUCCESS" in told[SCORED]["evidence"][0]["text"]
+    told = bad["reward_extra_info"]
+    assert (told["valid"], told["exit_status"]) == (False, "judge_error") and "no verdict" in told[SCORED]["detail"]
+    told = shaped["reward_extra_info"]
+    assert (shaped["reward_score"], told["outcome"], told["acc"]) == (0.5, 1.0, 1.0) and SCORED not in told
 
 
 def test_success_is_of_the_outcome_where_the_reward_is_shaped():
