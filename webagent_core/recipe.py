@@ -244,7 +244,7 @@ class Search(Section):
     iterations: Count | None = None
     depth: Count | None = None
     most_actions: Count | None = None  # acted out in one search, restoring included
-    ranking: Literal["asked", "likelihood"] | None = None  # ask the policy which proposal is best, or take its likeliest
+    ranking: Literal["asked", "likelihood"] | None = None  # ask the policy which is best, or take its likeliest
 
 
 class Pairs(Section):

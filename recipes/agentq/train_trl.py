@@ -1,4 +1,4 @@
-"""Agent Q on TRL: tree search over real pages, pairs of its actions, DPO with the stored log-probabilities as reference.
+"""Agent Q on TRL: tree search over real pages, pairs of its actions, DPO with stored log-probabilities as reference.
 
     .venv/bin/python recipes/agentq/train_trl.py --help
 

@@ -1,4 +1,4 @@
-"""UI-TARS on TRL: DPO on the steps where attempts went wrong, each against its correction, relative to the imitated policy.
+"""UI-TARS on TRL: DPO on the steps where attempts went wrong, each against its correction.
 
     .venv/bin/python recipes/uitars/train_trl.py --help
 
