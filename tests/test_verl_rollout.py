@@ -92,8 +92,29 @@ def test_tasks_that_give_no_signal_end_the_run_with_the_reason(base, monkeypatch
     monkeypatch.setenv("TOY_LOOP", json.dumps({f"{index}/*": "flat" for index in range(400)}))
     with VerlSession([*settings(base), "data.train_batch_size=2"], recipe="zerogui") as session:
         session.start_rollout()
-        with pytest.raises(NoSignal, match="no group has signal in 3 batches in a row: .* flat at reward 0 .toy/press"):
+        with pytest.raises(NoSignal, match="no group has signal in 3 batches in a row: .* flat at reward 0 .miniwob/"):
             session.step()
+
+
+def test_a_stored_success_joins_a_group_that_failed_and_survives_a_checkpoint(base, monkeypatch):  # noqa: F811
+    """ARPO, one task: of its first group one member succeeds, of the second none."""
+    plans = {"0/0": "win", "0/*": "flat", "1/*": "flat", "2/*": "flat"}
+    monkeypatch.setenv("TOY_LOOP", json.dumps(plans))
+    one_task = "webagent.set=['tasks.names=[miniwob/click-tab]','sampling.candidate_tasks=1']"
+    sizes = {"data.train_batch_size": "1", "actor_rollout_ref.rollout.n": "4"}
+    with VerlSession([*settings(base, **sizes), one_task], recipe="arpo") as session:
+        session.start_rollout()
+        first, second = session.step(), session.step()
+        state = session.trainer.own_state()
+        third = session.step()
+        session.trainer.load_own_state(state)
+        assert session.trainer.own_state()["sampling"]["parts"]["replay"] == state["sampling"]["parts"]["replay"]
+    assert first["webagent/replay/stored"] == 1 and first["webagent/replay/rows"] == 0
+    assert first["actor/grad_norm"] > 0
+    for step in (second, third):
+        assert step["webagent/success"] == 0 and step["webagent/trajectories"] == 4  # a stored one is not a played one
+        assert step["webagent/replay/rows"] > 0 and step["actor/grad_norm"] > 0
+        assert not [name for name in step if name.startswith("training/rollout_")]  # nobody of now has sampled it
 
 
 COLOCATE = {"trainer.v1.trainer_mode": "webagent_colocate", "trainer.v1.colocate_async.num_warmup_batches": "2"}

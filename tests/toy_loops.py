@@ -15,7 +15,7 @@ class ToyLoop(AgentLoopBase):
     """Session s of task t plays 2 + s % 3 steps; its reward is the share of even token ids, so groups are not flat.
 
     $TOY_LOOP is JSON: {"<group>/<session>": what it does instead}, with "*" for any session: empty, none, raise, hang,
-    flat (reward 0), "turns N".
+    flat (reward 0), win (reward 1), "turns N".
     """
 
     async def run(self, sampling_params: dict[str, Any], **sample: Any) -> Any:
@@ -54,9 +54,9 @@ class ToyLoop(AgentLoopBase):
                     extra_fields={**answer.extra_fields, "exit_status": "answered"},
                 )
             )
-        reward = 0.0 if plan == "flat" else even / tokens
+        reward = {"flat": 0.0, "win": 1.0}.get(plan, even / tokens)
         for row in rows:
             row.reward_score = reward
             row.extra_fields["reward_extra_info"] = {"acc": reward}
-            row.extra_fields["group"] = f"toy/press#{index}"
+            row.extra_fields["group"] = f"{sample['task']}#{sample['seed']}"
         return rows

@@ -92,6 +92,8 @@ def value_of(recipe: Recipe, key: str) -> Any:
             return recipe.load_objective().uses_critic
         case "drops_flat_groups":
             return bool(getattr(recipe.load_objective(), "drop_flat_groups", False))
+        case "max_versions":  # verl counts the policy of now among them: data of this very update span one
+            return (recipe.sampling.max_staleness or 0) + 1
         case "lora_rank":
             return recipe.policy.lora.r if recipe.policy.lora else 0
         case "lora_alpha":
