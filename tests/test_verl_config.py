@@ -66,7 +66,7 @@ def test_the_released_preset_and_overrides_reach_verl():
 
 @pytest.mark.parametrize("name", HOSTED)
 def test_the_gpu_machine_composes_with_the_papers_numbers(name):
-    settings = 'webagent.set=["tasks.names=[miniwob/click-tab-2]", "policy.model=a/model"]'
+    settings = 'webagent.set=["tasks.names=[miniwob/click-tab-2]", "policy.model=a/model", "reward.manager=page"]'
     config = composed([MODEL, "machine=gpus", "webagent.profile=null", settings, "trainer.nnodes=2"], name)
     validate(config)
     assert config.trainer.device == "cuda" and config.actor_rollout_ref.rollout.name == "vllm"

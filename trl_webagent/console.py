@@ -59,6 +59,8 @@ def quiet(trainer: Any) -> None:
 def be_quiet() -> None:
     """Leave the console to the run's own lines: no banners, no bars for every file and map."""
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    if "TRANSFORMERS_VERBOSITY" not in os.environ:
+        transformers.utils.logging.set_verbosity_error()  # here, as transformers has read its variable by now
     for name, value in {
         "TRL_EXPERIMENTAL_SILENCE": "1",
         "TOKENIZERS_PARALLELISM": "false",

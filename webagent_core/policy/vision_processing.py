@@ -12,12 +12,12 @@ import torch
 from PIL import Image
 from transformers import (
     AutoConfig,
-    AutoImageProcessor,
     AutoProcessor,
     AutoTokenizer,
     BatchFeature,
     PreTrainedTokenizerBase,
     ProcessorMixin,
+    Qwen2VLImageProcessorPil,
 )
 from transformers.utils import is_torchvision_available
 
@@ -39,7 +39,7 @@ def load_processing_class(model: str) -> PreTrainedTokenizerBase | ProcessorMixi
     if is_torchvision_available():
         return AutoProcessor.from_pretrained(model, **sides)
     tokenizer = AutoTokenizer.from_pretrained(model, **sides)
-    return PictureProcessor(AutoImageProcessor.from_pretrained(model), tokenizer, tokenizer.chat_template)
+    return PictureProcessor(Qwen2VLImageProcessorPil.from_pretrained(model), tokenizer, tokenizer.chat_template)
 
 
 def counter_of(recipe: Recipe) -> CountTokens:
