@@ -37,9 +37,9 @@ from trl_webagent.run import Run, _MetricsLine, lora_config
 from trl_webagent.warm_up import cpu_arguments
 from webagent_core.episode.browser_rollout import sees_pictures
 from webagent_core.episode.contexts import context_for
-from webagent_core.episode.trajectory import ExitStatus, Trajectory
+from webagent_core.episode.trajectory import Trajectory
 from webagent_core.recipe import Recipe
-from webagent_core.report.summary import cut_steps, duration, success_by_task
+from webagent_core.report.summary import duration, ends_of, success_by_task
 from webagent_core.report.text import one_line
 from webagent_core.rewards.for_recipe import plays_for_the_page
 from webagent_core.sampling.page_search import search_pages
@@ -187,15 +187,10 @@ class PreferenceRun(Run):
         _write_lines(
             round.successes, ({"prompt_ids": step.prompt_ids, "response_ids": step.response_ids} for step in steps)
         )
-        valid = [trajectory for trajectory in trajectories if trajectory.valid]
-        statuses = Counter(trajectory.exit_status for trajectory in trajectories)
-        facts: dict[str, Any] = {f"exit_status/{status}": statuses[status] for status in ExitStatus}
+        facts = ends_of(trajectories) | success_by_task(trajectories)
         facts |= {f"no_pair/{why}": count for why, count in sorted(left_out.items())}
-        facts |= success_by_task(trajectories) | cut_steps(trajectories)
-        if valid:
-            facts["success"] = sum(trajectory.success for trajectory in valid) / len(valid)
-            facts["steps"] = sum(len(trajectory.steps) for trajectory in valid) / len(valid)
-        return pairs, facts | {"line": f"{len(trajectories)} attempts, {sum(t.success for t in valid)} succeeded"}
+        succeeded = sum(trajectory.success for trajectory in trajectories)
+        return pairs, facts | {"line": f"{len(trajectories)} attempts, {succeeded} succeeded"}
 
     def _searched(self, round: Round) -> tuple[list[Pair], dict[str, Any]]:
         """Agent Q: a tree for each task, and pairs from its nodes."""

@@ -6,7 +6,6 @@ measure. `command_line.py` is the part that runs before the heavy imports of thi
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,13 +25,13 @@ from trl_webagent.step_grpo_trainer import StepGRPOTrainer
 from trl_webagent.warm_up import cpu_arguments, warm_up
 from webagent_core.episode.browser_rollout import BrowserRollout, settings_of
 from webagent_core.episode.rollout import GenerateBatch
-from webagent_core.episode.trajectory import ExitStatus, Trajectory
+from webagent_core.episode.trajectory import Trajectory
 from webagent_core.policy.tiny import start_of
 from webagent_core.policy.vision_processing import counter_of, load_processing_class
 from webagent_core.recipe import Critic, Recipe
 from webagent_core.report.learning_curve import plot_learning_curve
 from webagent_core.report.run_directory import RunDirectory
-from webagent_core.report.summary import closing_lines, cut_steps, duration, success_by_task
+from webagent_core.report.summary import closing_lines, cut_steps, duration, ends_of, success_by_task
 from webagent_core.report.text import one_line
 from webagent_core.report.viewer import write_report
 from webagent_core.rewards import Scoring
@@ -256,14 +255,8 @@ class Run:
             bar, row = self.console.progress(f"held-out seeds, {phase} training", len(tasks)), 0
         with bar as bar:
             trajectories = self._play_apart(tasks, lambda _: bar.advance(row))
-        valid = [trajectory for trajectory in trajectories if trajectory.valid]
-        line: dict[str, Any] = {"update": self.update, "phase": phase, "episodes": len(valid)}
-        if valid:
-            line["success"] = sum(trajectory.success for trajectory in valid) / len(valid)
-            line["steps"] = sum(len(trajectory.steps) for trajectory in valid) / len(valid)
-        statuses = Counter(trajectory.exit_status for trajectory in trajectories)
-        line |= {f"exit_status/{status}": statuses[status] for status in ExitStatus}
-        line |= cut_steps(trajectories)
+        episodes = sum(trajectory.valid for trajectory in trajectories)
+        line = {"update": self.update, "phase": phase, "episodes": episodes, **ends_of(trajectories)}
         self.directory.log_metrics(line | success_by_task(trajectories) | self._also_measured())
         self.directory.log_trajectories(self.update, phase, trajectories, None)
         self.console.say(one_line(line))
@@ -289,7 +282,7 @@ KEPT_METRICS = (
     "success", "return", "steps", "trajectories", "invalid", "rows", "loss", "policy_loss", "kl", "consistency",
     "ratio", "clip_ratio", "behave_weight", "staleness", "entropy", "grad_norm", "learning_rate", "tokens_per_second",
     "browser_steps_per_second", "explained_variance", "value_loss", "value_mean", "value_grad_norm", "log_ratio",
-    "replay/stored", "replay/rows", "new_tasks/joined",
+    "new_tasks/joined",
 )  # fmt: skip
 
 

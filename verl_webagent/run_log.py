@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.recipe import Recipe
 from webagent_core.report.learning_curve import plot_learning_curve
 from webagent_core.report.run_directory import RunDirectory
-from webagent_core.report.summary import cut_steps, success_by_task
+from webagent_core.report.summary import cut_steps, ends_of, success_by_task
 from webagent_core.report.text import one_line
 from webagent_core.report.viewer import write_report
 
@@ -109,14 +108,8 @@ class RunLog:
         trajectories = list(taken(validate=True).values())
         trajectories.sort(key=lambda trajectory: trajectory.group)
         phase = "before" if update == 0 else "after" if update >= updates else "during"
-        valid = [trajectory for trajectory in trajectories if trajectory.valid]
-        line: dict[str, Any] = {"update": update, "phase": phase, "episodes": len(valid)}
-        if valid:
-            line["success"] = sum(trajectory.success for trajectory in valid) / len(valid)
-            line["steps"] = sum(len(trajectory.steps) for trajectory in valid) / len(valid)
-        statuses = Counter(trajectory.exit_status for trajectory in trajectories)
-        line |= {f"exit_status/{status}": statuses[status] for status in ExitStatus}
-        line |= cut_steps(trajectories)
+        episodes = sum(trajectory.valid for trajectory in trajectories)
+        line = {"update": update, "phase": phase, "episodes": episodes, **ends_of(trajectories)}
         self.directory.log_metrics(line | success_by_task(trajectories))
         self.directory.log_trajectories(update, phase, trajectories, None)
         say(one_line(line))

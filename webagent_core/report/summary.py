@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,6 +163,18 @@ def success_by_task(trajectories: list[Trajectory]) -> dict[str, float]:
         if trajectory.valid:
             by_task.setdefault(f"success/{trajectory.task}", []).append(trajectory.success)
     return {name: sum(successes) / len(successes) for name, successes in sorted(by_task.items())}
+
+
+def ends_of(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """How these ended: `success` and `steps`, means over the valid ones, if there are any; exit statuses; cut steps."""
+    valid = [trajectory for trajectory in trajectories if trajectory.valid]
+    ends: dict[str, Any] = {}
+    if valid:
+        ends["success"] = sum(trajectory.success for trajectory in valid) / len(valid)
+        ends["steps"] = sum(len(trajectory.steps) for trajectory in valid) / len(valid)
+    statuses = Counter(trajectory.exit_status for trajectory in trajectories)
+    ends |= {f"exit_status/{status}": statuses[status] for status in ExitStatus}
+    return ends | cut_steps(trajectories)
 
 
 def cut_steps(trajectories: Iterable[Trajectory]) -> dict[str, int]:
