@@ -31,7 +31,7 @@ from webagent_core.policy.vision_processing import counter_of, load_processing_c
 from webagent_core.recipe import Critic, Recipe
 from webagent_core.report.learning_curve import plot_learning_curve
 from webagent_core.report.run_directory import RunDirectory
-from webagent_core.report.summary import closing_lines, cut_steps, duration, ends_of, success_by_task
+from webagent_core.report.summary import closing_lines, cut_steps, duration, ends_of, failed_steps, success_by_task
 from webagent_core.report.text import one_line
 from webagent_core.report.viewer import write_report
 from webagent_core.rewards import Scoring
@@ -225,7 +225,7 @@ class Run:
 
     def _keep(self, trajectories: list[Trajectory], advantages: list[float | None]) -> None:
         self.directory.log_trajectories(self.update + 1, "train", trajectories, advantages)
-        self.per_task = success_by_task(trajectories) | cut_steps(trajectories)
+        self.per_task = success_by_task(trajectories) | failed_steps(trajectories) | cut_steps(trajectories)
 
     def keep_metrics(self, logs: dict[str, Any]) -> None:
         """One finished update, from TRL's log line."""

@@ -168,8 +168,13 @@ def print_yaml(settings: Mapping[str, Any]) -> None:
     """The settings as a recipe file: it loads again, to the same values."""
     import yaml
 
+    from webagent_core.report.run_directory import settings_in
+
     plain: dict[str, Any] = {"type": settings["type"]}
-    for (section, *inner, last), value, _ in flat(settings):
+    for path, value, source in settings_in(settings):
+        if source is None:  # type, preset, profile
+            continue
+        section, *inner, last = path
         place = plain.setdefault(section, {})
         for part in inner:
             place = place.setdefault(part, {})
@@ -181,10 +186,14 @@ def print_yaml(settings: Mapping[str, Any]) -> None:
 def print_settings(settings: Mapping[str, Any]) -> None:
     from collections import Counter
 
+    from webagent_core.report.run_directory import settings_in
+
     colour = {"paper": "green", "released": "cyan", "ours": "", "override": "bold yellow"}
     table, sources, section = make_table("setting", "value", "from"), Counter(), None
     table.columns[1].max_width = 80
-    for path, value, source in flat(settings):
+    for path, value, source in settings_in(settings):
+        if source is None:  # type, preset, profile
+            continue
         if section not in (None, path[0]):
             table.add_section()
         section = path[0]
@@ -198,19 +207,6 @@ def print_settings(settings: Mapping[str, Any]) -> None:
 
 def title(settings: Mapping[str, Any]) -> str:
     return f"{settings['type']}, preset {settings['preset']}, profile {settings['profile'] or 'none'}"
-
-
-def flat(settings: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """(path, value, source) of every setting of `Recipe.resolved()`."""
-
-    def inside(part: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-        for name, cell in part.items():
-            if set(cell) == {"value", "from"}:
-                yield (*path, name), cell["value"], cell["from"]
-            else:
-                yield from inside(cell, (*path, name))
-
-    return inside({name: part for name, part in settings.items() if isinstance(part, dict)}, ())
 
 
 def shown(value: Any) -> str:
@@ -284,6 +280,28 @@ def report(run: Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/w
         write_report(directory, run / "report.html")
     print(run / "learning_curve.png")
     print(run / "report.html")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs; seeds of one setting are one line.")],
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("comparison.png"),
+) -> None:
+    """Set runs side by side: success before and after, seed by seed, and a picture of their learning curves."""
+    for run in runs:
+        if not (run / "metrics.jsonl").is_file():
+            fail(f"run = {str(run)!r} is not a run: a folder with metrics.jsonl is")
+    with one_line_errors():
+        from webagent_core.report.comparison import arms, comparison_rows, plot_comparison
+        from webagent_core.report.run_directory import RunDirectory
+
+        compared = arms(map(RunDirectory, runs))
+        plot_comparison(compared, out)
+    table = make_table("runs", "seeds", "before", "after", "rise")
+    for row in comparison_rows(compared):
+        table.add_row(*row)
+    console().print(table)
+    print(out)
 
 
 # ------------------------------------------------------------------------------------------------------------ doctor

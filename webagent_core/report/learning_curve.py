@@ -31,7 +31,7 @@ STATUS_COLOURS = {
     ExitStatus.JUDGE_ERROR: "#8C510A",
     ExitStatus.CANCELLED: "#999999",
 }
-TRAIN, BEFORE, AFTER = "C0", "C1", "C2"  # in the order of _style's colour cycle
+TRAIN, BEFORE, AFTER = "C0", "C1", "C2"  # in the order of style's colour cycle
 SIDE_PANELS = (
     ("loss", "loss"),
     ("kl", "KL to the reference (nats)"),
@@ -51,7 +51,7 @@ def plot_learning_curve(
     update ended, and what the optimiser reports; below, one small panel per task. With more than 12 tasks, the 12 whose
     success changed the most. What a run has not logged is left out.
     """
-    with matplotlib.rc_context(_style(dark)):
+    with matplotlib.rc_context(style(dark)):
         figure = _draw(summarise(run.metrics()), run.name)
         FigureCanvasAgg(figure)
         figure.savefig(path, format="png", dpi=dpi, metadata={"Software": None})
@@ -70,7 +70,7 @@ def _draw(summary: Summary, name: str) -> Figure:
     left = top[0].subgridspec(2 if counted else 1, 1, height_ratios=[2.3, 1] if counted else [1])
     success = figure.add_subplot(left[0])
     _draw_success(success, summary)
-    success.set_title(_plain(name), loc="left", fontsize=12, fontweight="bold")
+    success.set_title(plain(name), loc="left", fontsize=12, fontweight="bold")
     if counted:
         statuses = figure.add_subplot(left[1], sharex=success)
         success.tick_params(labelbottom=False)
@@ -233,14 +233,14 @@ def moving_average(values: list[float], width: int) -> list[float]:
 
 def _short(task: str, length: int = 26) -> str:
     name = task if len(task) <= length else f"…{task[1 - length :]}"
-    return _plain(name)
+    return plain(name)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     return printable(text).replace("\n", " ").replace("$", r"\$")  # "$" would start a formula
 
 
-def _style(dark: bool) -> dict[str, Any]:
+def style(dark: bool) -> dict[str, Any]:
     ink, paper, faint = ("#d7dae0", "#16181d", "#3a3f4a") if dark else ("#24292f", "#ffffff", "#d5d9de")
     lines = ["#56B4E9", "#F08A3C", "#2FBF94"] if dark else ["#0072B2", "#D55E00", "#009E73"]
     return {

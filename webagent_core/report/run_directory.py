@@ -215,6 +215,19 @@ class RunDirectory:
                 del self._logged[phase, of]
 
 
+def settings_in(
+    config: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any, str | None]]:
+    """(path, value, where it comes from) of every leaf of a configuration; None of a leaf that does not say."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and set(value) == {"value", "from"}:
+            yield (*path, str(name)), value["value"], str(value["from"])
+        elif isinstance(value, Mapping) and value:
+            yield from settings_in(value, (*path, str(name)))
+        else:
+            yield (*path, str(name)), value, None
+
+
 def _check(update: Any, phase: Any) -> None:
     if not isinstance(update, int) or isinstance(update, bool) or update < 0:
         raise ValueError(f"update: got {update!r}, allowed is an integer of at least 0")

@@ -174,7 +174,13 @@ def ends_of(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         ends["steps"] = sum(len(trajectory.steps) for trajectory in valid) / len(valid)
     statuses = Counter(trajectory.exit_status for trajectory in trajectories)
     ends |= {f"exit_status/{status}": statuses[status] for status in ExitStatus}
-    return ends | cut_steps(trajectories)
+    return ends | failed_steps(trajectories) | cut_steps(trajectories)
+
+
+def failed_steps(trajectories: Iterable[Trajectory]) -> dict[str, float]:
+    """`failed_steps`: mean steps of the valid trajectories without success, if there are any."""
+    lengths = [len(trajectory.steps) for trajectory in trajectories if trajectory.valid and not trajectory.success]
+    return {"failed_steps": sum(lengths) / len(lengths)} if lengths else {}
 
 
 def cut_steps(trajectories: Iterable[Trajectory]) -> dict[str, int]:

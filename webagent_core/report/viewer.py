@@ -25,7 +25,7 @@ from markupsafe import Markup
 
 from webagent_core.episode.trajectory import NOT_THE_POLICY, ExitStatus
 from webagent_core.report.learning_curve import plot_learning_curve
-from webagent_core.report.run_directory import PHASES, RunDirectory
+from webagent_core.report.run_directory import PHASES, RunDirectory, settings_in
 from webagent_core.report.summary import Evaluation, Summary, duration, headline, number, percent, series, summarise
 from webagent_core.report.text import printable
 
@@ -283,16 +283,10 @@ def _metric_rows(summary: Summary) -> list[tuple[str, str, float | None, float |
     return rows
 
 
-def _config_rows(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """(dotted name, value, provenance) of every leaf; a leaf may be a mapping of `value` and `from`."""
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and set(value) == {"value", "from"}:
-            yield name, _plain(value["value"]), str(value["from"])
-        elif isinstance(value, Mapping) and value:
-            yield from _config_rows(value, f"{name}.")
-        else:
-            yield name, _plain(value), ""
+def _config_rows(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(dotted name, value, provenance) of every leaf."""
+    for path, value, source in settings_in(config):
+        yield ".".join(path), _plain(value), source or ""
 
 
 def _plain(value: Any) -> str:

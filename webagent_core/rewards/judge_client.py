@@ -174,7 +174,7 @@ class JudgeClient:
                         reply = await self._request(chat, temperature)
                     except _Failed as failure:
                         self.counters.failed_requests += 1
-                        evidence.append({"kind": "judge_failure", "model": self.settings.model, "error": str(failure)})
+                        evidence.append(self._record_failure(failure))
                         raise
                     evidence.append(self._record(reply))
                     said = read(reply)
@@ -190,44 +190,55 @@ class JudgeClient:
         raise AssertionError("unreachable")
 
     async def _request(self, chat: list[dict[str, Any]], temperature: float) -> Reply:
-        import openai
-
         client, slots = self._connection()
-        settings, counters = self.settings, self.counters
+        counters = self.counters
         async with slots:
             counters.requests += 1
             started = time.monotonic()
             try:
-                async with asyncio.timeout(settings.timeout_seconds):
-                    answer = await client.chat.completions.create(
-                        model=settings.model, messages=chat, temperature=temperature, max_tokens=settings.max_tokens
-                    )
-            except (TimeoutError, openai.APITimeoutError):
-                raise _Failed(f"no reply within {settings.timeout_seconds:g} s") from None
-            except openai.APIStatusError as error:
-                # What is wrong with the question, the key or the address stays wrong.
-                may_pass = error.status_code in (408, 409, 425, 429) or error.status_code >= 500
-                raise _Failed(self._safe(f"HTTP {error.status_code}: {error.message[:300]}"), may_pass) from None
-            except (openai.OpenAIError, ValueError) as error:  # connections; ValueError: a body that is no JSON
-                raise _Failed(self._safe(f"{type(error).__name__}: {error}"[:300])) from None
+                text, finish_reason, tokens = await self._answer(client, chat, temperature)
+            except _Failed as failure:
+                failure.seconds = time.monotonic() - started
+                raise
             finally:
                 seconds = time.monotonic() - started
                 counters.seconds += seconds
                 counters.longest_seconds = max(counters.longest_seconds, seconds)
+        reply = Reply(text, finish_reason, *tokens, seconds)
+        counters.prompt_tokens += reply.prompt_tokens
+        counters.completion_tokens += reply.completion_tokens
+        counters.cost += self._cost(reply)
+        return reply
+
+    async def _answer(
+        self, client: AsyncOpenAI, chat: list[dict[str, Any]], temperature: float
+    ) -> tuple[str, str | None, tuple[int, int]]:
+        """(text, finish reason, tokens of prompt and reply), or `_Failed`."""
+        import openai
+
+        settings = self.settings
         try:
-            choice = answer.choices[0]
+            async with asyncio.timeout(settings.timeout_seconds):
+                answer = await client.chat.completions.create(
+                    model=settings.model, messages=chat, temperature=temperature, max_tokens=settings.max_tokens
+                )
+        except (TimeoutError, openai.APITimeoutError):
+            raise _Failed(f"no reply within {settings.timeout_seconds:g} s") from None
+        except openai.APIStatusError as error:
+            # What is wrong with the question, the key or the address stays wrong.
+            may_pass = error.status_code in (408, 409, 425, 429) or error.status_code >= 500
+            raise _Failed(self._safe(f"HTTP {error.status_code}: {error.message[:300]}"), may_pass) from None
+        except (openai.OpenAIError, ValueError) as error:  # connections; ValueError: a body that is no JSON
+            raise _Failed(self._safe(f"{type(error).__name__}: {error}"[:300])) from None
+        try:
+            choice, usage = answer.choices[0], answer.usage
             text = choice.message.content
-            usage = answer.usage
             tokens = (int(usage.prompt_tokens), int(usage.completion_tokens)) if usage else (0, 0)
         except (AttributeError, IndexError, TypeError, ValueError):
             raise _Failed("the reply is no chat completion") from None
         if not isinstance(text, str) or not text.strip():
             raise _Failed("the reply is empty")
-        counters.prompt_tokens += tokens[0]
-        counters.completion_tokens += tokens[1]
-        counters.cost += tokens[0] * settings.price_per_million_prompt_tokens / 1e6
-        counters.cost += tokens[1] * settings.price_per_million_completion_tokens / 1e6
-        return Reply(self._safe(text), choice.finish_reason, *tokens, seconds)
+        return self._safe(text), choice.finish_reason, tokens
 
     def _connection(self) -> tuple[AsyncOpenAI, asyncio.Semaphore]:
         """Connections and slots of the running loop; those of one that has ended went with it."""
@@ -254,8 +265,18 @@ class JudgeClient:
     def _safe(self, text: str) -> str:
         return text.replace(self._key, "[key]") if self._key else text
 
+    def _cost(self, reply: Reply) -> float:
+        settings = self.settings
+        cost = reply.prompt_tokens * settings.price_per_million_prompt_tokens
+        return (cost + reply.completion_tokens * settings.price_per_million_completion_tokens) / 1e6
+
     def _record(self, reply: Reply) -> dict[str, Any]:
-        return {"kind": "judge_reply", "model": self.settings.model, **asdict(reply)}
+        cost = 0.0 if reply.cached else self._cost(reply)
+        return {"kind": "judge_reply", "model": self.settings.model, **asdict(reply), "cost": cost}
+
+    def _record_failure(self, failure: _Failed) -> dict[str, Any]:
+        said = {"error": str(failure), "seconds": failure.seconds}
+        return {"kind": "judge_failure", "model": self.settings.model, **said}
 
     # ------------------------------------------------------------------------------------------------ cache
 
@@ -292,8 +313,9 @@ _KEPT = TypeAdapter(Reply)
 
 
 class _Failed(Exception):
-    """One attempt came to nothing; `may_pass`: another one may not."""
+    """One attempt came to nothing; `may_pass`: another one may not. `seconds`: of the request."""
 
     def __init__(self, message: str, may_pass: bool = True) -> None:
         super().__init__(message)
         self.may_pass = may_pass
+        self.seconds = 0.0

@@ -1,38 +1,13 @@
-"""Rewards made of rewards, and what they count of a trajectory's form. An invalid part makes the whole invalid."""
+"""Rewards made of rewards. An invalid part makes the whole invalid."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from webagent_core.episode.trajectory import Trajectory
+from webagent_core.rewards.counts import form_counts
 from webagent_core.rewards.reward_manager import Reward, RewardManager, score_one
-
-
-@dataclass(frozen=True)
-class FormCounts:
-    """Step-level counters of one trajectory."""
-
-    steps: int
-    format_errors: int  # responses without an action
-    longest_run: int  # of those, the most in a row
-    failed_actions: int  # actions that the page answered with an error
-    response_tokens: int
-
-
-def form_counts(trajectory: Trajectory) -> FormCounts:
-    run = longest = errors = 0
-    for step in trajectory.steps:
-        run = run + 1 if step.action is None else 0
-        errors += step.action is None
-        longest = max(longest, run)
-    return FormCounts(
-        steps=len(trajectory.steps),
-        format_errors=errors,
-        longest_run=longest,
-        failed_actions=sum(step.action is not None and step.error is not None for step in trajectory.steps),
-        response_tokens=sum(len(step.response_ids) for step in trajectory.steps),
-    )
 
 
 class Layered(RewardManager):

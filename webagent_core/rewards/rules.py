@@ -32,6 +32,9 @@ class EnvironmentReward(RewardManager):
 class WebArenaReward(RewardManager):
     """WebArena's evaluators (also WebAgent-R1's reward): all that a task names must hold; 1 or 0.
 
+    Written here because the package `webarena-verified` judges another thing: the network trace of a whole episode
+    (HAR) against a form of the tasks of its own, where these judge the answer and the page at the end.
+
     Args:
         evaluations: for each task a mapping with any of `reference_answers` (see string_match), `reference_url` (see
             url_match) and `program_html` (a list, see html_check).

@@ -13,6 +13,7 @@ anywhere else: the state is that of the moment.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from webagent_core.objectives import Plan
 from webagent_core.recipe import Recipe
 from webagent_core.sampling.curriculum import MINIWOB_DIFFICULTY, StepLimits
 from webagent_core.sampling.filters import GroupFilter
+from webagent_core.sampling.generated_goals import GeneratedGoals
 from webagent_core.sampling.progress import Progress
 from webagent_core.sampling.random_state import load_rng, rng_state
 from webagent_core.sampling.replay import Perplexities, PerplexityReplay, RecentReplay, SuccessReplay
@@ -29,18 +31,17 @@ from webagent_core.sampling.stored import Stored
 from webagent_core.sampling.task_filter import TaskFilter
 from webagent_core.sampling.task_generation import (
     Generator,
-    MiniWoBVariations,
+    ModelGenerator,
     NewTask,
-    PhaseReport,
-    StagedTasks,
-    TaskPhases,
-    Values,
+    collect,
+    describe_left_out,
+    generator_of,
 )
+from webagent_core.sampling.task_phases import PhaseReport, TaskPhases, Values
 from webagent_core.sampling.task_source import TaskSource
-from webagent_core.tasks.miniwob import PREFIX
-from webagent_core.tasks.task import Task
+from webagent_core.tasks.task import Task, TaskSet
 
-VERSION = 1
+VERSION = 2
 
 Replay = SuccessReplay | PerplexityReplay | RecentReplay
 
@@ -59,21 +60,21 @@ class Sampling:
         candidates: the single tasks that it chooses from.
         updates_per_phase: length of a phase; None: the whole run is one.
         phases: new tasks after each phase, see `next_phase`.
-        generator: what makes them.
+        generated_tasks: new tasks before all others, see `first_stage`; 0: none.
+        generator: what makes new tasks.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         *,
-        tasks: TaskSource | StagedTasks | None = None,
         generator: Generator | None = None,
         difficulty: Mapping[str, int] = MINIWOB_DIFFICULTY,
     ) -> None:
-        self.recipe, self.seed = recipe.type, recipe.train.seed
+        self.of, self.recipe, self.seed = recipe, recipe.type, recipe.train.seed
         self.updates = recipe.train.updates
         self.update = 0
-        self.tasks = TaskSource.of(recipe) if tasks is None else tasks
+        self.tasks = TaskSource.of(recipe)
         self.step_limits = StepLimits.of(recipe, difficulty)
         self.groups = GroupFilter.of(recipe)
         self.staleness = (recipe.sampling.max_staleness if recipe.sampling else None) or 0
@@ -84,9 +85,9 @@ class Sampling:
         self.candidates = TaskSource.of(recipe).next(count) if self.task_filter else []
         self.updates_per_phase = recipe.sampling.updates_per_phase if recipe.sampling else None
         self.phases = TaskPhases.of(recipe)
-        if generator is None and self.phases and all(name.startswith(PREFIX) for name in recipe.tasks.names):
-            generator = MiniWoBVariations(recipe.tasks.train_seeds, self.seed)
-        self.generator = generator
+        self.generated_tasks = (recipe.sampling.generated_tasks if recipe.sampling else None) or 0
+        self.generated_epochs = (recipe.sampling.generated_epochs if recipe.sampling else None) or 1
+        self.generator = generator or generator_of(recipe)
         # Where a buffer draws the rows it has its own limit.
         of_recipe = recipe.sampling.rows_per_update if recipe.sampling else None
         self.rows_per_update = None if isinstance(self.replay, RecentReplay) else of_recipe
@@ -114,10 +115,39 @@ class Sampling:
         """Whether the last update ended a phase and another one follows."""
         return 0 < self.update == self.phase_start
 
-    def played(self, task: Task, outcomes: Sequence[float | None]) -> None:
+    # ------------------------------------------------------------------------------------------------ new tasks
+
+    def check(self) -> None:
+        """Raises ValueError where the model that is to word tasks cannot be asked."""
+        if isinstance(self.generator, ModelGenerator):
+            self.generator.check()
+
+    def task_set(self, pages: TaskSet) -> TaskSet:
+        """The task set that plays the run's tasks, those included that a model words."""
+        return GeneratedGoals(pages, self.generator) if isinstance(self.generator, ModelGenerator) else pages
+
+    def start_pages(self) -> list[Task]:
+        """Pages to look at before `first_stage`: each task's, and more of them where many tasks are to be made."""
+        per_page = self.generator.per_question if isinstance(self.generator, ModelGenerator) else math.inf
+        return TaskSource.of(self.of).next(max(len(self.of.tasks.names), math.ceil(self.generated_tasks / per_page)))
+
+    async def first_stage(self, starts: Sequence[NewTask]) -> str:
+        """ZeroGUI's first stage: make tasks from start pages, to be played before all others. Returns what came of it.
+
+        Args:
+            starts: `start_pages` with goal and screenshot, as `look_at` sees them.
+        """
+        known: set[Task | str] = {start.wording for start in starts}
+        new, left_out = await collect(self.generator, starts, self.generated_tasks, known)
+        await self.generator.close()
+        self.tasks.begin_with([each.task for each in new], self.generated_epochs)
+        rest = describe_left_out(left_out)
+        return f"first stage: {len(new)} of {self.generated_tasks} generated tasks; left out: {rest}"
+
+    def played(self, task: Task, outcomes: Sequence[float | None], goal: str = "") -> None:
         """What came of a group's attempts, None for an invalid one, for the tasks of the next phase."""
         if self.phases is not None:
-            self.phases.record(NewTask(task), outcomes)
+            self.phases.record(NewTask(task, goal), outcomes)
 
     async def next_phase(self, values: Values) -> PhaseReport | None:
         """Between two phases: make new tasks from what failed and let them join; None where the recipe makes none.
@@ -125,11 +155,14 @@ class Sampling:
         Args:
             values: the critic's value of each proposal's first state, None where its page did not open.
         """
-        if self.phases is None or self.generator is None:
+        if self.phases is None:
             return None
         report = await self.phases.next_phase(self.generator, values)
+        await self.generator.close()
         self.tasks.add([new.task for new in report.new])
         return report
+
+    # ------------------------------------------------------------------------------------------------ a batch
 
     def join(self, batch: Sequence[Stored | None], perplexities: Perplexities | None = None) -> list[Stored]:
         """Earlier trajectories to plan beside a batch, whose own successes go into the buffer.

@@ -24,6 +24,7 @@ class TaskSource:
         self.entries = list(entries)
         self.seeds = tuple(seeds)
         self.rng = random.Random(f"tasks/{seed}")
+        self.first: list[Task] = []  # come before all others, the last one first
         self.left: list[str | Task] = []  # of this turn; the last one is next
         self.given = 0
 
@@ -35,6 +36,11 @@ class TaskSource:
         """The next tasks, exactly `count`. A single task comes twice only if there are fewer of them."""
         tasks: list[Task] = []
         for _ in range(count):
+            if self.first:
+                # A task that was given just now waits here too.
+                place = max((i for i, task in enumerate(self.first) if task not in tasks), default=-1)
+                tasks.append(self.first.pop(place))
+                continue
             if not self.left:
                 self.left = self.rng.sample(self.entries, len(self.entries))
                 # Where a turn ends in the middle, what was given just now waits: equal tasks would be one group.
@@ -50,6 +56,11 @@ class TaskSource:
         self.entries += new
         return len(new)
 
+    def begin_with(self, tasks: Sequence[Task], epochs: int = 1) -> None:
+        """Give these out before all others, each `epochs` times, shuffled each time (ZeroGUI's first stage)."""
+        for _ in range(epochs):
+            self.first = self.rng.sample(tasks, len(tasks)) + self.first
+
     def restrict(self, kept: Collection[str | Task]) -> None:
         """Play only these from now on (ARPO's choice of tasks). Raises ValueError if none is left."""
         if not kept:
@@ -58,11 +69,14 @@ class TaskSource:
 
     def describe(self) -> str:
         own = sum(isinstance(entry, Task) for entry in self.entries)
-        return f"tasks: {len(self.entries) - own} names with fresh seeds and {own} single tasks; {self.given} given out"
+        first = f"{len(self.first)} of a first stage, then " if self.first else ""
+        rest = f"{len(self.entries) - own} names with fresh seeds and {own} single tasks"
+        return f"tasks: {first}{rest}; {self.given} given out"
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "entries": [_plain(entry) for entry in self.entries],
+            "first": [_plain(entry) for entry in self.first],
             "left": [_plain(entry) for entry in self.left],
             "given": self.given,
             "rng": rng_state(self.rng),
@@ -70,6 +84,7 @@ class TaskSource:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.entries = [_entry(entry) for entry in state["entries"]]
+        self.first = [_entry(entry) for entry in state["first"]]
         self.left = [_entry(entry) for entry in state["left"]]
         self.given = state["given"]
         load_rng(self.rng, state["rng"])
