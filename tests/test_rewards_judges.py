@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,8 @@ from hypothesis import strategies as st
 
 from webagent_core.episode.actions import Action
 from webagent_core.episode.trajectory import ExitStatus, FinalPage, Step, Trajectory
-from webagent_core.rewards import JudgeError, RewardError, score_all
+from webagent_core.rewards import JudgeError, RewardError, record, score_all
+from webagent_core.rewards.counts import reward_metrics
 from webagent_core.rewards.judge_client import JudgeClient, JudgeSettings, Reply
 from webagent_core.rewards.judges import (
     AgentQJudge,
@@ -28,10 +30,10 @@ from webagent_core.rewards.judges import (
     VoteJudge,
     tally,
 )
-from webagent_core.rewards.local_judge import FAULTS, LocalJudge, read_chat
+from webagent_core.rewards.local_judge import FAULTS, LocalJudge, judge, read_chat
 from webagent_core.rewards.prompts import LABEL_FORMAT, Fenced, chat
 from webagent_core.rewards.rules import WebArenaReward, fuzzy_judge
-from webagent_core.rewards.verdict import parse_verdict
+from webagent_core.rewards.verdict import Verdict, parse_verdict
 
 VOTES = json.loads((Path(__file__).parent / "cases" / "judge_votes.json").read_text("ascii"))
 FAILURES = [fault for fault in FAULTS if fault != "not_success"]
@@ -91,6 +93,27 @@ def test_votes_agree_with_the_cases(case):
         assert unanimous == case["expected"]["paper"]
     else:  # an unread vote might have been either
         assert unanimous is None
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_votes_are_counted_alike_for_every_way_in_which_they_can_be_cast(count):
+    for votes in itertools.product(Verdict, repeat=count):
+        successes, failures = votes.count("success"), votes.count("failure")
+        unread = count - successes - failures
+        assert tally(votes, "paper") == float(successes == count)
+        assert tally(votes, "released") == (None if unread == count else float(not failures))
+        assert tally(votes) == (1.0 if successes == count else 0.0 if failures else None)
+
+
+@pytest.mark.parametrize("votes", list(itertools.combinations_with_replacement(("rule", "not_success", "prose"), 4)))
+async def test_votes_that_are_cast_over_http_are_tallied_in_each_way(server, votes):
+    names = {"rule": "success", "not_success": "failure", "prose": "unparseable"}
+    for rule in ("paper", "released", "unanimous"):
+        server.faults.extend("" if vote == "rule" else vote for vote in votes)
+        (reward,) = await score(VoteJudge(client_of(server, attempts=1), rule=rule), attempt())
+        assert reward.value == tally([names[vote] for vote in votes], rule)
+        assert (reward.invalid == "judge_error") == (reward.value is None)
+        assert len(reward.evidence) == 4
 
 
 @pytest.mark.parametrize(
@@ -353,6 +376,25 @@ async def test_counters_tell_tokens_cost_and_latency(server):
     assert 0.05 <= counters.longest_seconds <= counters.seconds
 
 
+async def test_a_training_log_tells_what_the_judges_did_and_cost(server, tmp_path):
+    client = client_of(server, cache=tmp_path, attempts=2, timeout_seconds=0.3, price_per_million_prompt_tokens=3)
+    manager = OpenWebRLJudge(client)
+    await score(manager, attempt())
+    played = [attempt(), attempt(OPEN), attempt(answer="other"), attempt(status=ExitStatus.STEP_LIMIT)]
+    server.faults.extend(["hang", "prose", "http_500"])  # the second gets no verdict
+    client.settings = client.settings.model_copy(update={"concurrency": 1, "backoff_seconds": 0})
+    before, paid = client.counters.requests, client.counters.cost
+    for each in played:
+        record([each], await score(manager, each))
+    metrics = reward_metrics(played)
+    assert [each.valid for each in played] == [True, False, True, True]
+    assert metrics["judge/requests"] == client.counters.requests - before == 4
+    assert (metrics["judge/failed_requests"], metrics["judge/cache_hits"]) == (2, 1)
+    assert metrics["judge/cost"] == pytest.approx(client.counters.cost - paid) and metrics["judge/cost"] > 0
+    assert metrics["judge/tokens"] > 0
+    assert 0.3 <= metrics["judge/longest_seconds"] < 4 * metrics["judge/seconds"]
+
+
 def test_one_client_serves_one_event_loop_after_the_other(server):
     manager = OpenWebRLJudge(client_of(server))
     for _ in range(3):
@@ -375,18 +417,42 @@ HOSTILE = [
 ]
 
 
+def gullible(messages: list[dict]) -> str:
+    """As the local judge, but for whoever stands outside the fences: it does what that one says."""
+    asked, _ = read_chat(messages)
+    if re.search(r"SUCCESS|system|every criterion is met|\"success\": true|ignore", asked):
+        met = [{"id": number, "met": True} for number in range(1, 1 + len(re.findall(r"(?m)^\d+\. ", asked)))]
+        return json.dumps({"criteria": met, "success": True}) if met else "Verdict: SUCCESS"
+    return judge(messages)
+
+
 @pytest.mark.parametrize("hostile", HOSTILE)
-@pytest.mark.parametrize("where", ["page", "answer"])
-async def test_hostile_pages_and_answers_change_no_verdict(server, hostile, where):
-    page = f"Cart is empty\n{hostile}" if where == "page" else "Cart is empty"
-    hostile_attempt = attempt(page, answer=hostile if where == "answer" else "done")
+@pytest.mark.parametrize("where", ["page", "answer", "both"])
+async def test_hostile_pages_and_answers_change_no_verdict(server, monkeypatch, hostile, where):
+    monkeypatch.setattr("webagent_core.rewards.local_judge.judge", gullible)
     client = client_of(server)
-    judges = [RubricJudge(client, {"site/buy": ['It shows "All paid"']}), OpenWebRLJudge(client), VoteJudge(client)]
-    judges.append(ReferenceJudge(client, {"site/buy": "42"}))
-    for manager in judges:
-        assert (await score(manager, hostile_attempt))[0].value == 0.0
-    rule = WebArenaReward({"site/buy": {"reference_answers": {"exact_match": "42"}}})
-    assert (await score_all(rule, [hostile_attempt]))[0].value == 0.0
+    judges = [
+        RubricJudge(client, {"site/buy": RUBRIC}),
+        AgentQJudge(client, criteria=RUBRIC),
+        OpenWebRLJudge(client),
+        VoteJudge(client),
+        ReferenceJudge(client, {"site/buy": "42"}),
+        WebArenaReward({"site/buy": {"reference_answers": {"must_include": ["42"]}}}),
+        WebArenaReward({"site/buy": {"reference_answers": {"fuzzy_match": "42"}}}, judge=fuzzy_judge(client)),
+    ]
+    for shown, answer, value in ((DONE, "It is 42", 1.0), ("The cart is empty", "It is 41", 0.0)):
+        page = shown if where == "answer" else f"{shown}\n{hostile}\n"
+        said = answer if where == "page" else f"{answer}\n{hostile}\n"
+        for manager in judges:
+            (reward,) = await score_all(manager, [attempt(page, answer=said)])
+            assert reward.value == value, (manager, reward)
+    await client.close()
+
+
+@pytest.mark.parametrize("hostile", [text for text in HOSTILE if "\u202e" not in text])
+def test_the_gullible_judge_would_have_believed_them_outside_of_a_fence(hostile):
+    told = gullible(chat("Decide.", [f"Task: buy\n{hostile}", Fenced("page 1", "")], LABEL_FORMAT))
+    assert parse_verdict(told, "json" if told.startswith("{") else "label") == "success"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

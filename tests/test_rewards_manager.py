@@ -11,7 +11,8 @@ import pytest
 from webagent_core.episode.actions import Action
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 from webagent_core.rewards import JudgeError, Reward, RewardError, RewardManager, record, score_all, trl_reward
-from webagent_core.rewards.layers import Layered, LengthPenalty, WithFormat, form_counts
+from webagent_core.rewards.counts import form_counts, reward_metrics
+from webagent_core.rewards.layers import Layered, LengthPenalty, WithFormat
 from webagent_core.rewards.rules import EnvironmentReward, GoldStepReward, step_score, token_f1
 
 
@@ -222,14 +223,11 @@ def test_a_length_penalty_that_makes_no_sense_is_named(bad):
 
 def test_form_is_counted_step_by_step():
     steps = [step("?"), step("", Action("back"), error="no earlier page"), step("?"), step("?", response_ids=[1, 2])]
-    counts = form_counts(attempt(steps=steps))
-    assert (counts.steps, counts.format_errors, counts.longest_run, counts.failed_actions, counts.response_tokens) == (
-        4,
-        3,
-        2,
-        1,
-        2,
-    )
+    untidy = attempt(steps=steps)
+    counts = form_counts(untidy)
+    assert (counts.steps, counts.format_errors, counts.failed_actions, counts.response_tokens) == (4, 3, 1, 2)
+    assert reward_metrics([untidy, attempt(), untidy]) == {"format_errors": 6, "failed_actions": 2}
+    assert reward_metrics([]) == {"format_errors": 0, "failed_actions": 0}
 
 
 # ------------------------------------------------------------------------------------------------ gold steps

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from urllib.parse import quote, urlencode
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from webagent_core.episode.trajectory import ExitStatus, FinalPage, Step, Trajectory
 from webagent_core.rewards import RewardError, score_all
@@ -50,6 +53,129 @@ def test_url_match_agrees_with_the_cases(case):
             url_match(given["reference_url"], at_stop)
     else:
         assert url_match(given["reference_url"], at_stop) in right(case)
+
+
+async def reward_of(evaluation: dict, **fields) -> float | None:
+    """What a run would get; None where it is left to a judge, which is not there."""
+    (reward,) = await score_all(WebArenaReward({"shop/1": evaluation}), [Trajectory("shop/1", 0, "shop/1#0", **fields)])
+    assert reward.valid == (reward.value is not None)
+    return reward.value
+
+
+@pytest.mark.parametrize("case", cases("string_match"), ids=by_id)
+async def test_the_manager_gives_what_the_cases_say_of_answers(case):
+    evaluation = {"reference_answers": case["input"]["reference_answers"]}
+    fields = {"answer": case["input"]["answer"], "exit_status": ExitStatus.ANSWERED}
+    if case["expected"].get("error") == "config":
+        with pytest.raises(RewardError, match=r"WebArenaReward\.score of shop/1 .*reference_answers"):
+            await reward_of(evaluation, **fields)
+    else:
+        assert await reward_of(evaluation, **fields) in right(case)
+
+
+@pytest.mark.parametrize("case", cases("url_match"), ids=by_id)
+async def test_the_manager_grades_the_page_of_the_first_finish(case):
+    case_url = case["input"].get("final_url_at_stop", case["input"]["final_url"])
+    visited = [*case["input"].get("history", ()), case["input"]["final_url"]]
+    fields = {
+        "steps": [Step(url, "", []) for url in visited],
+        "final": FinalPage(case_url),
+        "exit_status": ExitStatus.ANSWERED,
+    }
+    evaluation = {"reference_url": case["input"]["reference_url"]}
+    if case["expected"].get("error") == "config":
+        with pytest.raises(RewardError, match="reference_url"):
+            await reward_of(evaluation, **fields)
+    else:
+        assert await reward_of(evaluation, **fields) in right(case)
+
+
+# ------------------------------------------------------------------------------------------------ whole kinds
+
+words = st.text("abcdefgxyz", min_size=2, max_size=8)
+phrases = st.lists(words, min_size=1, max_size=4)
+numbers = st.integers(0, 10**7)
+
+
+@given(phrases, words)
+def test_exact_match_is_of_the_whole_answer_however_it_is_written(phrase, other):
+    wanted = {"exact_match": " ".join(phrase).title()}
+    same = " ".join(phrase)
+    for answer in (same.upper(), f"  {same}\n", "  ".join(phrase), f'"{same}"', f"'{same}'", f"{same}."):
+        assert string_match(wanted, answer) == 1
+    for answer in (f"{same} {other}", f"{other} {same}", f"{same}{other}", " ".join(phrase[1:]), "", f"It is {same}"):
+        assert string_match(wanted, answer) == 0
+    assert string_match(wanted, same.upper(), "released") == 1
+    assert string_match(wanted, f"{same} {other}", "released") == 0
+
+
+@given(numbers, st.integers(1, 9))
+def test_a_number_is_equal_by_value_and_never_a_part_of_another(number, digit):
+    exact, included = {"exact_match": str(number)}, {"must_include": [str(number)]}
+    same = (f"{number:,}", f"${number}.00", f"{number}", f"{number}.0")
+    for answer in same:
+        assert string_match(exact, answer) == 1
+        assert string_match(included, f"It is {answer} in all.") == 1
+    for answer in (f"{number}{digit}", f"{number}.5", f"-{number + 1}", f"{number + 1}"):
+        assert string_match(exact, answer) == 0
+        assert string_match(included, f"It is {answer} in all.") == 0
+
+
+@given(phrases, words, words)
+def test_must_include_is_of_whole_words_side_by_side(phrase, one, other):
+    wanted = {"must_include": [" ".join(phrase)]}
+    shown = " ".join(phrase)
+    assert string_match(wanted, f"{one} {shown.upper()}, {other}") == 1
+    assert string_match({"must_include": [f"quite other |OR| {shown}"]}, f"{one} {shown}") == 1
+    for glued in (f"q{shown}", f"{shown}q"):  # no q is in any word
+        assert string_match(wanted, glued) == 0
+        assert string_match(wanted, glued, "released") == 1  # the published rule looks for the characters
+    assert string_match({"must_include": [shown, "quite other"]}, f"{one} {shown}") == 0
+    assert string_match(wanted, "") == 0
+
+
+segments = st.lists(st.text("abcXY-_~ é", min_size=1, max_size=5).map(lambda s: f"p{s}p"), max_size=4)
+queries = st.lists(st.tuples(st.sampled_from("abc"), st.text("xyz &=é", min_size=1, max_size=4)), max_size=4)
+
+
+def address(path: list[str], query: list[tuple[str, str]], *, host: str = "shop.test", safe: str = "") -> str:
+    where = f"http://{host}/{'/'.join(quote(each, safe=safe) for each in path)}"
+    return f"{where}?{urlencode(query)}" if query else where
+
+
+@given(segments, queries, st.randoms(use_true_random=False))
+def test_an_address_is_the_same_page_however_it_is_written_and_no_other(path, query, random):
+    wanted = address(path, query)
+    shuffled = random.sample(query, len(query))
+    same = [
+        address(path, shuffled),
+        address(path, query + [("utm", "1")]),
+        address(path, query, host="SHOP.test:80"),
+        address(path, query, safe="~é -_"),
+        address([*path, ""], query),
+        address([".", *path], query),
+        address([*path, "elsewhere", ".."], query),
+        address(path, query) + "#top",
+        address(path, query).replace("http:", "https:"),
+    ]
+    for url in same:
+        assert url_match(wanted, url) == url_match(f"http://other.test/ |OR| {wanted}", url) == 1, url
+    other = [
+        address([*path, "elsewhere"], query),
+        address(["elsewhere", *path], query),
+        address(path, query, host="shop.test:8080"),
+        address(path, query, host="a.shop.test"),
+        address(path, query, host="shop.test.evil.test"),
+        f"http://evil.test/?next={quote(wanted)}",
+        f"http://evil.test/{wanted}",
+    ]
+    for at, (name, value) in enumerate(query):
+        rest = [*query[:at], *query[at + 1 :]]
+        other += [address(path, rest), address(path, [*rest, (name, value + "q")])]
+    if path:
+        other += [address(path[:-1], query), address([*path[:-1], path[-1] + "q"], query)]
+    for url in other:
+        assert url_match(wanted, url) == 0, url
 
 
 @pytest.mark.parametrize(

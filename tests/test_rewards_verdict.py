@@ -18,16 +18,96 @@ YES, NO, UNREAD = {"success"}, {"failure"}, {"unparseable"}
 NOT_YES, NOT_NO = NO | UNREAD, YES | UNREAD  # where two readings can be defended
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['id']}-{case['kind']}")
-def test_verdicts_agree_with_the_cases(case):
+def text_of(case: dict) -> str:
     given = case["input"]
-    text = given["text"] if "text" in given else "".join(part * times for part, times in given["build"])
-    started = time.perf_counter()
-    verdict = parse_verdict(
+    return given["text"] if "text" in given else "".join(part * times for part, times in given["build"])
+
+
+def read(case: dict, text: str) -> Verdict:
+    given = case["input"]
+    return parse_verdict(
         text, given["protocol"], labels=given.get("labels"), finish_reason=given.get("finish_reason")
     )
-    assert verdict in {case["expected"], *case.get("also_ok", [])}
-    assert time.perf_counter() - started < 1
+
+
+def allowed(case: dict) -> set[str]:
+    return {case["expected"], *case.get("also_ok", [])}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['id']}-{case['kind']}")
+def test_verdicts_agree_with_the_cases(case):
+    started = time.process_time()  # of this process: the machine may have more to do
+    assert read(case, text_of(case)) in allowed(case)
+    assert time.process_time() - started < 1
+
+
+WIDE = {code: code + 0xFEE0 for code in range(0x21, 0x7F)}
+SAME = {  # the same reply, written in another way
+    "blank lines around": lambda text: f"\n\n{text}\n\n",
+    "spaces at line ends": lambda text: text.replace("\n", "   \n") + "  ",
+    "CRLF": lambda text: text.replace("\r\n", "\n").replace("\n", "\r\n"),
+    "line separators": lambda text: text.replace("\r\n", "\n").replace("\n", "\u2028"),
+    "invisible signs": lambda text: "\ufeff" + text.replace("\n", "\u200b\n") + "\u200b",
+    "full-width letters": lambda text: text.translate(WIDE) if "<think" not in text and "</" not in text else text,
+    "thoughts of success before": lambda text: f"<think>Verdict: SUCCESS? Status: success, yes.</think>\n{text}",
+    "thoughts of failure before": lambda text: f"<think>NOT SUCCESS\n{{\"success\": false}}</think>\n{text}",
+    "no end of a thought begun by the template": lambda text: f"So far SUCCESS.\nSUCCESS</think>{text}",
+}
+
+
+@pytest.mark.parametrize("way", SAME)
+def test_how_a_reply_is_written_changes_no_verdict_of_the_cases(way):
+    wrong = {
+        f"{case['id']}-{case['kind']}": read(case, SAME[way](text_of(case)))
+        for case in CASES
+        if read(case, SAME[way](text_of(case))) not in allowed(case)
+    }
+    assert wrong == {}
+
+
+def test_what_a_judge_says_besides_changes_no_verdict_of_the_cases():
+    before, after = "I looked at every screenshot in order.\n\n", "\n\nThe cart holds two items in total."
+    wrong = []
+    for case in CASES:
+        whole = "finish_reason" not in case["input"]  # behind a cut nothing can stand
+        more = [text_of(case) + after] if whole else []
+        if case["input"]["protocol"] != "yesno":  # YES and NO have to begin the reply, or follow a cue
+            more += [before + text_of(case)] + ([before + text_of(case) + after] if whole else [])
+        wrong += [(case["id"], case["kind"], text) for text in more if read(case, text) not in allowed(case)]
+    assert wrong == []
+
+
+WORDS = [("SUCCESS", "NOT SUCCESS"), ("PASS", "FAIL"), ("OKAY", "NOT OKAY"), ("成功", "失败"), ("УСПЕХ", "НЕ УСПЕХ")]
+FRAMES = [
+    "{0}",
+    "{0}.",
+    "**{0}**",
+    "Verdict: {0}",
+    "verdict: {0}",
+    "**Verdict: {0}**",
+    "Verdict: **{0}**",
+    "## Final verdict\n\n{0}",
+    "```\n{0}\n```",
+    "Final evaluation: '{0}'",
+    "VERDICT ==> {0}",
+    "Verdict final : {0}",
+    "The verdict is `{0}`.",
+    "最终判定：{0}",
+    "Step 1: {1}\nStep 2: {1}\nOverall verdict: {0}",
+    "Vote 1: {1}\nVote 2: {0}\nFinal verdict: {0}",
+    "One would say {1} at first. But no.\nFinal verdict: {0}",
+    'The page says "Final verdict: {1}".\nVerdict: {0}',
+    "It would be {1} if a thing were missing.\nFinal verdict: {0}",
+    "Options are '{0}' or '{1}'.\nVerdict: {0}",
+]
+
+
+@pytest.mark.parametrize("frame", FRAMES)
+@pytest.mark.parametrize(("yes", "no"), WORDS)
+def test_every_frame_carries_both_labels_in_any_language(frame, yes, no):
+    labels = None if yes == "SUCCESS" else {"success": [yes], "failure": [no]}
+    assert parse_verdict(frame.format(yes, no), labels=labels) == "success"
+    assert parse_verdict(frame.format(no, yes), labels=labels) == "failure"
 
 
 LABEL = [
@@ -266,9 +346,9 @@ def test_what_the_token_limit_cut_off_is_not_guessed(text, allowed):
      "{", '{"a":', '{"success": ', "- SUCCESS\n- NOT SUCCESS\n"],
 )  # fmt: skip
 def test_long_replies_are_read_in_linear_time(protocol, piece):
-    started = time.perf_counter()
+    started = time.process_time()
     parse_verdict(piece * (100_000 // len(piece)), protocol)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
 
 
 @given(st.text(), st.sampled_from(PROTOCOLS))
