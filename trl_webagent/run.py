@@ -35,6 +35,7 @@ from webagent_core.report.summary import closing_lines, cut_steps, duration, end
 from webagent_core.report.text import one_line
 from webagent_core.report.viewer import write_report
 from webagent_core.rewards import Scoring
+from webagent_core.rewards.counts import reward_metrics
 from webagent_core.rewards.for_recipe import rewards_for
 from webagent_core.rewards.reward_manager import RewardManager
 from webagent_core.sampling.filters import NoSignal
@@ -226,6 +227,7 @@ class Run:
     def _keep(self, trajectories: list[Trajectory], advantages: list[float | None]) -> None:
         self.directory.log_trajectories(self.update + 1, "train", trajectories, advantages)
         self.per_task = success_by_task(trajectories) | failed_steps(trajectories) | cut_steps(trajectories)
+        self.per_task |= reward_metrics(trajectories)
 
     def keep_metrics(self, logs: dict[str, Any]) -> None:
         """One finished update, from TRL's log line."""

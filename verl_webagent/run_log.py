@@ -23,6 +23,7 @@ from webagent_core.report.run_directory import RunDirectory
 from webagent_core.report.summary import cut_steps, ends_of, failed_steps, success_by_task
 from webagent_core.report.text import one_line
 from webagent_core.report.viewer import write_report
+from webagent_core.rewards.counts import reward_metrics
 
 
 def partition(validate: bool) -> str:
@@ -75,7 +76,7 @@ class RunLog:
         scalars = [a if isinstance(a, float) else None for _, a in pairs]
         self.directory.log_trajectories(update, "train", [trajectory for trajectory, _ in pairs], scalars)
         played = [trajectory for trajectory, _ in pairs]
-        self.per_task = success_by_task(played) | failed_steps(played) | cut_steps(played)
+        self.per_task = success_by_task(played) | failed_steps(played) | cut_steps(played) | reward_metrics(played)
 
     def update(self, update: int, metrics: dict[str, Any], seconds: dict[str, float]) -> None:
         """One finished update, from verl's metrics and timings."""
