@@ -44,6 +44,8 @@ METRIC_MEANING = {
     "return": "Mean reward of the valid episodes.",
     "steps": "Model calls per episode, mean.",
     "cut_steps": "Steps whose prompt was cut to fit the model's context; the step says what went.",
+    "format_errors": "Responses of the update that held no action.",
+    "failed_actions": "Actions of the update that the page answered with an error.",
     "loss": "The objective that was minimised. With policy gradients its size says little; it hovers around 0.",
     "kl": "How far the policy is from the reference model, per token, in nats.",
     "grad_norm": "Length of the gradient. Jumps of a factor of ten announce trouble.",
