@@ -41,6 +41,56 @@ def composed(overrides: Sequence[str], recipe: str = "webagent_r1") -> Any:
         return compose("verl", overrides=list(overrides))
 
 
+def untrained_eyes(folder: Path) -> Path:
+    """`folder`, with the tiny policy that sees in it, as no training has changed it yet."""
+    from transformers import AutoConfig
+
+    from webagent_core.policy.tiny import VISION_START
+    from webagent_core.policy.tiny_vision import build_vision_policy
+
+    build_vision_policy(AutoConfig.from_pretrained(VISION_START), seed=0).save_pretrained(folder)
+    for file in VISION_START.iterdir():
+        if file.name != "config.json":
+            (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def rows_of(trajectories: Sequence[Trajectory]) -> tuple[list[str], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Keys, columns and tags of these trajectories' rows, as verl has them after an agent loop has played."""
+    keys, fields, tags, sessions = [], [], [], {}
+    for trajectory in trajectories:
+        number = sessions[trajectory.group] = sessions.get(trajectory.group, -1) + 1
+        about = {"valid": trajectory.valid, "exit_status": str(trajectory.exit_status)}
+        steps = [(step.prompt_ids, step.response_ids, 1) for step in trajectory.steps] or [([1], [1], 0)]
+        for turn, (prompt, response, own) in enumerate(steps):
+            ids = torch.tensor([*prompt, *response])
+            score = torch.zeros(len(response))
+            score[-1] = trajectory.reward or 0.0
+            mask = torch.full((len(response),), own)
+            keys.append(f"{trajectory.group}_{number}_{turn}")
+            tags.append(
+                {"status": "success", "prompt_len": len(prompt), "response_len": len(response), "seq_len": len(ids),
+                 "global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
+            )  # fmt: skip
+            fields.append(
+                {
+                    "uid": trajectory.group,
+                    "prompts": torch.tensor(prompt),
+                    "responses": torch.tensor(response),
+                    "response_mask": mask,
+                    "loss_mask": mask,
+                    "input_ids": ids,
+                    "position_ids": torch.arange(len(ids)),
+                    "rollout_log_probs": torch.zeros(len(response)),
+                    "rm_scores": score,
+                    "multi_modal_inputs": {},
+                    "num_turns": turn + 1,
+                    "extra_fields": about,
+                }
+            )
+    return keys, fields, tags
+
+
 class VerlSession:
     """`with VerlSession(overrides) as session`: a trainer of the mode in the configuration, initialised, not fitted."""
 
@@ -98,8 +148,11 @@ class VerlSession:
         SkipManager.init(self.config)
         self.trainer.on_train_begin()
 
-    def step(self) -> dict[str, Any]:
-        """One whole step of the trainer, rollout included, as `fit` does it; its metrics."""
+    def step(self, *read: str) -> dict[str, Any]:
+        """One whole step of the trainer, rollout included, as `fit` does it; its metrics.
+
+        The columns named in `read` are left in `self.columns`, as `column` gives them.
+        """
         import transfer_queue as tq
 
         trainer, metrics, started = self.trainer, {}, time.perf_counter()
@@ -109,7 +162,7 @@ class VerlSession:
         trainer.on_step_end()
         trainer.timing_raw["step"] = time.perf_counter() - started
         trainer._compute_metrics(batch, metrics, trainer.timing_raw, global_steps=trainer.global_steps, epoch=0)
-        self.batch_keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
+        self.columns = {name: self.column(batch, name) for name in read}
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         trainer.global_steps += 1
         return metrics
@@ -122,37 +175,7 @@ class VerlSession:
         from transfer_queue import KVBatchMeta
         from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-        keys, fields, tags, sessions = [], [], [], {}
-        for trajectory in trajectories:
-            number = sessions[trajectory.group] = sessions.get(trajectory.group, -1) + 1
-            about = {"valid": trajectory.valid, "exit_status": str(trajectory.exit_status)}
-            steps = [(step.prompt_ids, step.response_ids, 1) for step in trajectory.steps] or [([1], [1], 0)]
-            for turn, (prompt, response, own) in enumerate(steps):
-                ids = torch.tensor([*prompt, *response])
-                score = torch.zeros(len(response))
-                score[-1] = trajectory.reward or 0.0
-                mask = torch.full((len(response),), own)
-                keys.append(f"{trajectory.group}_{number}_{turn}")
-                tags.append(
-                    {"status": "success", "prompt_len": len(prompt), "response_len": len(response), "seq_len": len(ids),
-                     "global_steps": 1, "min_global_steps": 1, "max_global_steps": 1}
-                )  # fmt: skip
-                fields.append(
-                    {
-                        "uid": trajectory.group,
-                        "prompts": torch.tensor(prompt),
-                        "responses": torch.tensor(response),
-                        "response_mask": mask,
-                        "loss_mask": mask,
-                        "input_ids": ids,
-                        "position_ids": torch.arange(len(ids)),
-                        "rollout_log_probs": torch.zeros(len(response)),
-                        "rm_scores": score,
-                        "multi_modal_inputs": {},
-                        "num_turns": turn + 1,
-                        "extra_fields": about,
-                    }
-                )
+        keys, fields, tags = rows_of(trajectories)
         tq.kv_batch_put(keys=keys, partition_id="train", fields=list_of_dict_to_tensordict(fields), tags=tags)
         return KVBatchMeta(keys=keys, tags=tags, partition_id="train", extra_info={"temperature": 1.0})
 
@@ -174,11 +197,14 @@ class VerlSession:
             keys=batch.keys, partition_id="train", fields=TensorDict(fields, batch_size=len(batch.keys))
         )
 
-    def column(self, batch: Any, name: str) -> dict[tuple[str, int, int], torch.Tensor]:
+    def column(self, batch: Any, name: str) -> dict[tuple[str, int, int], Any]:
         """A column of the batch's own rows, by (group, session, turn)."""
         import transfer_queue as tq
 
+        from verl_webagent.sessions import plain
+
         data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=[name])[name]
+        data = data if torch.is_tensor(data) else plain(data)
         found = {}
         for i, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
             if not tag.get("is_padding"):
@@ -200,13 +226,18 @@ class VerlSession:
     ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """One whole update of `trajectories` under `objective`: (metrics, gradient by parameter name).
 
-        `actor` overrides settings of the actor, micro-batch sizes say. The learning rate must be 0.
+        `actor` overrides how the actor cuts its rows into micro-batches: `use_dynamic_bsz` with
+        `max_token_len_per_gpu`, or without it `micro_batch_size_per_gpu`. The learning rate must be 0.
         """
         from functools import partial
 
         from verl_webagent.loss import policy_loss
 
         trainer = self.trainer
+        # Where the trainer looks for the multiple that rows are filled up to.
+        settings = self.config.actor_rollout_ref.actor
+        settings.use_dynamic_bsz = actor.get("use_dynamic_bsz", True)
+        settings.ppo_micro_batch_size_per_gpu = actor.get("micro_batch_size_per_gpu")
         trainer.objective = objective
         trainer.actor_rollout_wg.set_loss_fn(partial(policy_loss, objective))
         metrics: dict[str, Any] = {}
