@@ -11,12 +11,12 @@ or the trajectory left out, and a doubtful verdict is never a success.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
 from webagent_core.rewards.json_verdict import read_json_verdict
+from webagent_core.rewards.reply_text import DOUBT, LABEL, LOWER_NO, LOWER_YES, YES, marked, visible, without_thoughts
 
 
 class Verdict(StrEnum):
@@ -33,18 +33,6 @@ _LABELS: dict[str, dict[str, list[str]]] = {
     "status": {"success": ["success"], "failure": ["failure"]},
     "yesno": {"success": ["yes"], "failure": ["no"]},
 }
-# Other ways to say that something is no success, understood whatever the label's words are.
-_FAILURES = ("not success", "no success", "non success", "failure", "fail", "failed")
-
-# Labels are replaced by one character each, so that "NOT SUCCESS" never looks like "SUCCESS" again. Upper case labels
-# and others are kept apart: in front of a reason ("SUCCESS because ..."), only the label as it was asked for counts.
-_YES, _yes, _NO, _no, _DOUBT = "\ue000", "\ue001", "\ue002", "\ue003", "\ue004"
-_ANY = f"[{_YES}{_yes}{_NO}{_no}{_DOUBT}]"
-
-_INVISIBLE = re.compile("[\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufe00-\ufe0f\ufeff]")
-_ACCENTS = re.compile("[\u0300-\u036f]")
-_THOUGHT = r"(?:think|thinking|thought|thoughts|reasoning|scratchpad)"
-_NO_SPACES = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 
 # ---- cue words, after folding (no accents, lower case)
 _CUES = (
@@ -68,19 +56,19 @@ _FILL = (
 )
 # Between a cue and its connector a few words may stand: "Final verdict for the whole run:".
 _STATEMENT = re.compile(
-    rf"{_CUE}[^\n.!?;:=|\u3002{_YES}{_yes}{_NO}{_no}{_DOUBT}]{{0,60}}?{_CONNECTOR}{_FILL}(?P<label>{_ANY})"
+    rf"{_CUE}[^\n.!?;:=|\u3002{LABEL[1:-1]}]{{0,60}}?{_CONNECTOR}{_FILL}(?P<label>{LABEL})"
 )
 _CONCLUSION = re.compile(
     rf"(?<![^\W_])(?:so|therefore|thus|hence|consequently)[\s,]+"
-    rf"(?:(?:it|this|the task|that) (?:is|was) )?(?:a )?(?P<label>{_ANY})"
+    rf"(?:(?:it|this|the task|that) (?:is|was) )?(?:a )?(?P<label>{LABEL})"
 )
 _BULLET = r"[ \t]*(?:[-+\u2022\u2023\u25e6][ \t]+)?"
 _QUOTES = "\"'\u2018\u2019\u201c\u201d\u00ab\u00bb\u300c\u300d\u300e\u300f"
-_ALONE = re.compile(rf"{_BULLET}[\s{_QUOTES}(\[{{|]*(?P<label>{_ANY})(?P<end>[^\w\n?{_ANY[1:-1]}]*)$")
-_LEADING = re.compile(rf"[\s{_QUOTES}(\[]*(?P<label>{_ANY})")
+_ALONE = re.compile(rf"{_BULLET}[\s{_QUOTES}(\[{{|]*(?P<label>{LABEL})(?P<end>[^\w\n?{LABEL[1:-1]}]*)$")
+_LEADING = re.compile(rf"[\s{_QUOTES}(\[]*(?P<label>{LABEL})")
 
 # With labels of another language the closing line may have a cue word that is not among ours.
-_FOREIGN = re.compile(rf"\s*(?P<cue>[^\d:=\n]{{2,40}}?)\s*[:=]{_FILL}(?P<label>{_ANY})[^\w\n?]*")
+_FOREIGN = re.compile(rf"\s*(?P<cue>[^\d:=\n]{{2,40}}?)\s*[:=]{_FILL}(?P<label>{LABEL})[^\w\n?]*")
 
 _BECAUSE = r"(?:because|since|as|given|due|for|weil|da|porque|car|because)(?![^\W_])"
 _BUT = re.compile(
@@ -90,7 +78,7 @@ _BUT = re.compile(
 )
 _OR = re.compile(
     rf"\W*(?:(?:or|and|vs|versus|oder|ou|o|y|et|или|или|veya|ya da)(?![^\W_])|或者?|还是|または|또는|/|\|)?"
-    rf"[^\w{_ANY[1:-1]}]*{_ANY}"
+    rf"[^\w{LABEL[1:-1]}]*{LABEL}"
 )
 _PARTIAL = re.compile(
     r"(?:partial|partially|partly|near|nearly|almost|half|limited|mixed|some|incomplete|qualified)\W*$"
@@ -155,7 +143,7 @@ def parse_verdict(
     if protocol not in PROTOCOLS:
         raise ValueError(f"protocol = {protocol!r} is not allowed: one of {', '.join(PROTOCOLS)}")
     cut = finish_reason == "length"
-    text = _without_thoughts(_visible(text))
+    text = without_thoughts(visible(text))
     if protocol == "json":
         return _of(read_json_verdict(text, keys=keys, cut=cut))
     words = labels or _LABELS[protocol]
@@ -163,121 +151,12 @@ def parse_verdict(
         raise ValueError(f"labels = {dict(words)!r} is not allowed: words for both success and failure")
     if re.match(r"\s*(?:```(?:json)?\s*)?\{", text):
         return _of(read_json_verdict(text, keys=keys, cut=cut))
-    found = list(_statements(_marked(text, words, english=labels is None), protocol, cut, foreign=labels is not None))
+    found = list(_statements(marked(text, words, english=labels is None), protocol, cut, foreign=labels is not None))
     return _of(_settled(found))
 
 
 def _of(success: bool | None) -> Verdict:
     return Verdict.UNPARSEABLE if success is None else Verdict.SUCCESS if success else Verdict.FAILURE
-
-
-# ------------------------------------------------------------------------------------------------ preparing the text
-
-
-def _visible(text: str) -> str:
-    text = unicodedata.normalize("NFKC", re.sub("\r\n?|[\u2028\u2029\u0085\x0b\x0c]", "\n", text))
-    return _INVISIBLE.sub("", text)
-
-
-def _without_thoughts(text: str) -> str:
-    """Drop think blocks: whole ones, what a template opened before the text, what the token limit left open."""
-    text = re.sub(rf"(?is)<{_THOUGHT}>(?:(?!<{_THOUGHT}>).)*?</{_THOUGHT}>", "\n", text)
-    *_, text = re.split(rf"(?i)</{_THOUGHT}>", text)
-    return re.split(rf"(?i)<{_THOUGHT}>", text)[0]
-
-
-def _folded(text: str) -> str:
-    """Comparable across case, accents and the two Turkish i's."""
-    text = _ACCENTS.sub("", unicodedata.normalize("NFD", text.casefold()))
-    return unicodedata.normalize("NFC", text.replace("\u0131", "i"))
-
-
-def _marked(text: str, words: Mapping[str, Sequence[str]], *, english: bool) -> str:
-    """The folded text with quotations and markup gone and each label one character."""
-    text = re.sub(r"\\(?:boxed|text(?:bf)?|mathbf)\{([^{}\n]{0,40})\}", r"verdict: \1", text)
-    text = re.sub(r"(?m)^[ \t]*(?:```|~~~).*$", "", text)  # fences; what is inside stays
-    text = re.sub(r"(?m)^[ \t]*>.*$", "", text)  # quoted lines
-    text = _without_tags(text)
-    text = re.sub(r"[*`~]+|(?<![^\W_])_+|_+(?![^\W_])|(?m:^[ \t]*#+)", "", text)
-
-    tokens: dict[str, tuple[str, str]] = {}
-    failures = [*words["failure"], *(_FAILURES if english else ())]
-    for label in failures:
-        tokens[_folded(label)] = (_NO, _no)
-    for label in words["success"]:
-        tokens.setdefault(_folded(label), (_YES, _yes))
-    patterns = []
-    for label in sorted(tokens, key=len, reverse=True):
-        body = r"[\s_-]*".join(map(re.escape, label.split())) if " " in label else re.escape(label)
-        body = body.replace(r"not[\s_-]*", r"not[\s_-]*(?:(?:a|an|yet|really|quite|fully|entirely|considered)\s+)*")
-        spaced = not _NO_SPACES.search(label)
-        # An underscore binds to the word: NOT_SUCCESS is one label, SUCCESS_PAGE is none.
-        patterns.append(rf"(?<!\w){body}(?!\w)" if spaced else body)
-    finder = re.compile("|".join(f"({pattern})" for pattern in patterns))
-    kinds = [tokens[label] for label in sorted(tokens, key=len, reverse=True)]
-
-    folded = _folded(text)
-    same_length = len(folded) == len(text)
-
-    def token(found: re.Match[str]) -> str:
-        upper, lower = kinds[found.lastindex - 1]
-        before = folded[max(0, found.start() - 1) : found.start()]
-        if upper == _YES and before and before in "不未没沒非無无":
-            return _DOUBT
-        spelled = text[found.start() : found.end()] if same_length else ""
-        return upper if spelled and spelled == spelled.upper() else lower
-
-    return _without_quotations(finder.sub(token, folded))
-
-
-_PLAIN_TAG = r"(?:b|i|u|p|em|strong|span|div|br|li|ul|ol|h[1-6]|code|pre|center|font|mark)"
-_VERDICT_TAG = r"(?:final[_-]?)?(?:verdict|answer|result|label|judge?ment|decision|status|evaluation|conclusion|output)"
-
-
-def _without_tags(text: str) -> str:
-    text = re.sub(rf"(?i)</?{_PLAIN_TAG}(?:\s[^<>]{{0,80}})?/?>", " ", text)
-    text = re.sub(rf"(?i)</?(?:{_VERDICT_TAG})>", "\n", text)
-    return re.sub(r"<([A-Za-z][\w-]{0,30})(?:\s[^<>]{0,80})?>[^<]*</\1>", " ", text)  # any other tag: a quotation
-
-
-_LONGEST_QUOTATION = 4000  # a mark that is closed no sooner was no opening one
-_PAIRS = {
-    '"': '"',
-    "'": "'",
-    "\u201c": "\u201d",
-    "\u2018": "\u2019",
-    "\u201e": "\u201c\u201d",
-    "\u00ab": "\u00bb",
-    "\u300c": "\u300d",
-    "\u300e": "\u300f",
-}
-
-
-def _without_quotations(text: str) -> str:
-    """Drop quoted spans, but for those that hold a label and nothing else: judges do put their verdict in quotes."""
-    kept: list[str] = []
-    position = 0
-    none_before: dict[str, int] = {}  # by closing mark, up to where there is none: keeps this linear
-    opening = re.compile(r"(?<![^\W_])[\"'\u2018](?=\S)|[\u201c\u201e\u00ab\u300c\u300e]")
-    while found := opening.search(text, position):
-        closes = _PAIRS[found.group()]
-        straight = closes in "\"'\u2019"
-        after = r"(?![^\W_])" if straight else ""
-        before = r"(?<=\S)" if straight else ""
-        end = found.end() + _LONGEST_QUOTATION
-        start = max(found.end(), none_before.get(closes, 0))
-        closing = re.compile(rf"{before}[{closes}]{after}").search(text, start, end) if start < end else None
-        if closing is None:
-            none_before[closes] = max(end - 1, start)
-            kept.append(text[position : found.end()])
-            position = found.end()
-            continue
-        inside = text[found.end() : closing.start()]
-        only_label = re.fullmatch(rf"\W*{_ANY}\W*", inside)
-        kept.append(text[position : found.start()])
-        kept.append(f" {inside.strip()} " if only_label else "\ue010")  # a stand-in: the sentence goes on around it
-        position = closing.end()
-    return "".join(kept) + text[position:]
 
 
 # ------------------------------------------------------------------------------------------------ finding statements
@@ -293,7 +172,7 @@ def _statements(text: str, protocol: Protocol, cut: bool, foreign: bool):
     for number, line in enumerate(lines):
         last = number == len(lines) - 1
         begins, seen_text = not seen_text, seen_text or bool(line.strip())
-        if number not in echoes and re.search(_ANY, line):
+        if number not in echoes and re.search(LABEL, line):
             for found in _in_line(line, protocol, begins, heading, cue):
                 # The very end of a reply that was cut may be half a word: "SUCCESS" of "SUCCESSFUL, but".
                 if not (cut and last and not line[found.at + 1 :].strip()):
@@ -310,7 +189,7 @@ def _statements(text: str, protocol: Protocol, cut: bool, foreign: bool):
 
 def _in_line(line: str, protocol: Protocol, begins: bool, heading: str, cue: re.Pattern[str] | None):
     if protocol == "status":
-        for found in re.finditer(rf"{cue.pattern}{_FILL}(?P<label>{_ANY})", line):
+        for found in re.finditer(rf"{cue.pattern}{_FILL}(?P<label>{LABEL})", line):
             if _free(line[max(0, found.start() - 400) : found.start()]) and not line[found.end() :].strip(
                 " .,;!\"'`)}|\u201d"
             ):
@@ -335,7 +214,7 @@ def _in_line(line: str, protocol: Protocol, begins: bool, heading: str, cue: re.
             continue  # "Result: no items", "Final: success page reached": the label belongs to another word
         yield _Found(found.start("label"), _doubted(line, found), bool(_WHOLE.search(sentence)))
     partial = re.search(
-        rf"{_CUE}[^\n.!?;]{{0,40}}?{_CONNECTOR}\s*(?P<adjective>[^\n.:;]{{0,20}}?)\s*(?P<label>{_ANY})", line
+        rf"{_CUE}[^\n.!?;]{{0,40}}?{_CONNECTOR}\s*(?P<adjective>[^\n.:;]{{0,20}}?)\s*(?P<label>{LABEL})", line
     )
     if (
         partial
@@ -347,7 +226,7 @@ def _in_line(line: str, protocol: Protocol, begins: bool, heading: str, cue: re.
 
 def _is_success(found: re.Match[str]) -> bool | None:
     label = found["label"]
-    return None if label == _DOUBT else label in (_YES, _yes)
+    return None if label == DOUBT else label in (YES, LOWER_YES)
 
 
 def _doubted(line: str, found: re.Match[str]) -> bool | None:
@@ -363,7 +242,7 @@ def _starts_a_reason(line: str, lead: re.Match[str], protocol: Protocol, begins:
         return False
     if protocol == "yesno":
         return begins and bool(re.match(r"\s*(?:[,.:;!\u2013\u2014-]|$)", rest))
-    if lead["label"] in (_yes, _no) and not begins:
+    if lead["label"] in (LOWER_YES, LOWER_NO) and not begins:
         return False
     return bool(re.match(rf"\s*(?:[.:;!\u2013\u2014(-]|,?\s*{_BECAUSE}|,?\s*(?:but|although|however)(?![^\W_]))", rest))
 
@@ -378,7 +257,7 @@ def _free(sentence: str) -> bool:
 def _echoed_lines(lines: list[str]) -> set[int]:
     """Lines that list both labels one under the other: the options as the instruction gave them."""
     bulleted = [
-        (number, alone["label"] in (_YES, _yes))
+        (number, alone["label"] in (YES, LOWER_YES))
         for number, line in enumerate(lines)
         if re.match(r"[ \t]*[-+\u2022\u2023\u25e6][ \t]+", line) and (alone := _ALONE.match(line))
     ]
