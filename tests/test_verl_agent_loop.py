@@ -13,15 +13,14 @@ from test_verl_cpu import started
 from transformers import AutoConfig, AutoTokenizer
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
 from verl.utils.tokenizer import hf_processor
-from verl_harness import composed
+from verl_harness import composed, untrained_eyes
 
 from verl_webagent import agent_loop
 from verl_webagent.agent_loop import TRAJECTORY, Browser, WebAgentLoop
 from verl_webagent.dataset import TaskDataset
 from webagent_core.episode.pictures import pictures_of
 from webagent_core.episode.trajectory import Trajectory
-from webagent_core.policy.tiny import BASE, VISION_START
-from webagent_core.policy.tiny_vision import build_vision_policy
+from webagent_core.policy.tiny import BASE
 
 pytestmark = pytest.mark.slow
 
@@ -75,11 +74,7 @@ async def test_a_prompt_of_a_recipe_is_cut_to_what_verl_may_be_given(monkeypatch
 
 async def test_a_policy_that_sees_is_given_its_pictures_and_trained_on_them(monkeypatch, tmp_path):
     pytest.importorskip("torchvision")
-    build_vision_policy(AutoConfig.from_pretrained(VISION_START), seed=0).save_pretrained(tmp_path)
-    for file in VISION_START.iterdir():
-        if file.name != "config.json":
-            (tmp_path / file.name).write_bytes(file.read_bytes())
-    rows = await session(monkeypatch, tmp_path, "openwebrl", "webagent.profile=embedded_vision")
+    rows = await session(monkeypatch, untrained_eyes(tmp_path), "openwebrl", "webagent.profile=embedded_vision")
     tokenizer, trajectory = AutoTokenizer.from_pretrained(tmp_path), played(rows)
     picture = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     assert len(rows) == len(trajectory.steps) >= 1

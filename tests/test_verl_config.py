@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from omegaconf import OmegaConf
 from verl_harness import RECIPES, composed
 
 from verl_webagent.agent_loop import TRAJECTORY
+from verl_webagent.checks import check_pictures
 from verl_webagent.dataset import TaskDataset
 from verl_webagent.recipe import recipe_of
 from verl_webagent.reward_manager import WebAgentRewardManager
@@ -103,6 +105,13 @@ def test_critic_and_behaviour_policy_have_to_be_there_for_the_methods_that_use_t
         validate(composed([MODEL, "critic.enable=false"], "uitars2"))
     with pytest.raises(ValueError, match="calculate_log_probs = False: must be true for asyncwebrl"):
         validate(composed([MODEL, "actor_rollout_ref.rollout.calculate_log_probs=false"], "asyncwebrl"))
+
+
+def test_a_policy_that_sees_needs_the_extra_that_opens_pictures(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)  # as where it is not installed
+    check_pictures(load_recipe("openwebrl"))
+    with pytest.raises(ModuleNotFoundError, match="context.observation = 'screenshot' needs torchvision .* `vision`"):
+        check_pictures(load_recipe("openwebrl", profile="embedded_vision"))
 
 
 def test_the_dataset_is_the_recipes_tasks_in_order():

@@ -1,4 +1,5 @@
-"""Agent loops for tests of the verl side: two to four steps of one sampled answer each, and every way to fail."""
+"""For tests of the verl side, where workers can import it: an agent loop with two to four steps of one sampled answer
+each and every way to fail, and a reward that tells any two attempts apart."""
 
 from __future__ import annotations
 
@@ -9,6 +10,17 @@ import zlib
 from typing import Any
 
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+
+from webagent_core.episode.trajectory import Trajectory
+from webagent_core.rewards import RewardManager
+
+
+class EvenTokens(RewardManager):
+    """The share of even ones among a trajectory's sampled token ids."""
+
+    def score(self, trajectory: Trajectory) -> float:
+        tokens = [token for step in trajectory.steps for token in step.response_ids]
+        return sum(token % 2 == 0 for token in tokens) / max(1, len(tokens))
 
 
 class ToyLoop(AgentLoopBase):

@@ -5,9 +5,12 @@ verl's own validation knows neither our names nor our needs, and not every name 
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from omegaconf import DictConfig
 
 from verl_webagent.recipe import recipe_of
+from webagent_core.recipe import Recipe
 from webagent_core.rewards.for_recipe import check_rewards, plays_for_the_page
 
 # Methods that verl cannot host, with the reason that recipe pages give as well.
@@ -64,3 +67,13 @@ def check_config(config: DictConfig) -> None:
         raise ValueError(f"actor_rollout_ref.actor.strategy = {actor.strategy!r}: allowed are fsdp, fsdp2")
     if rollout.n < 2 and "group_size" in type(recipe.rollout).model_fields and not objective.uses_critic:
         raise ValueError(f"actor_rollout_ref.rollout.n = {rollout.n}: must be at least 2, a group is the baseline")
+
+
+def check_pictures(recipe: Recipe) -> None:
+    """Raise ModuleNotFoundError if the policy sees and this machine lacks what verl opens pictures with."""
+    pictures = recipe.context is not None and recipe.context.observation == "screenshot"
+    if pictures and find_spec("torchvision") is None:
+        raise ModuleNotFoundError(
+            "context.observation = 'screenshot' needs torchvision on verl: install the extra `vision` "
+            "(bash recipes/setup.sh trl verl vision)"
+        )

@@ -92,8 +92,10 @@ def _compose(folder: Path, arguments: argparse.Namespace, recipe: Recipe) -> Dic
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
+    from verl_webagent.checks import check_pictures
     from verl_webagent.validation import validate
 
+    check_pictures(recipe)
     if not (folder / "verl.yaml").is_file():
         raise FileNotFoundError(f"{folder / 'verl.yaml'} does not exist: this recipe has no verl run yet")
     changed = [f"{name}={json.dumps(value)}" for name, value in overrides_of(arguments).items()]
