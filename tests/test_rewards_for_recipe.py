@@ -138,6 +138,19 @@ async def test_rubrics_come_from_the_facts_by_group_before_task(judge, tmp_path)
     assert [each.value for each in found] == [1.0, 0.0]
 
 
+async def test_rules_and_votes_count_as_the_preset_says(judge, tmp_path):
+    facts = tmp_path / "facts.json"
+    facts.write_text(json.dumps({"miniwob/click-button": {"reference_answers": {"must_include": ["12"]}}}))
+    rules = {"reward.facts": str(facts), "reward.manager": "rules", "tasks.names": ["miniwob/click-button"]}
+    votes = {"reward.manager": "votes", "reward.judge.model": "rule", "reward.judge.attempts": 1}
+    for preset, loophole, one_unread in (("paper", 0.0, None), ("released", 1.0, 1.0)):
+        ruled = rewards_for(load_recipe("webagent_r1", preset, overrides=rules))
+        assert [each.value for each in await rewards(ruled, attempt(answer="112"))] == [loophole]
+        judge.faults.append("prose")
+        voted = rewards_for(load_recipe("zerogui", preset, overrides=votes))
+        assert [each.value for each in await rewards(voted, attempt())] == [one_unread]
+
+
 async def test_mixed_scores_each_task_by_what_there_is_for_it():
     class Says(RewardManager):
         def __init__(self, value):

@@ -177,6 +177,7 @@ def test_training_learns_and_what_it_learnt_is_loaded_again(tmp_path):
     assert found["held_out"]["auc"] > 0.9
     assert found["training"]["trajectories"] + found["held_out"]["trajectories"] == 60
     model = OutcomeModel.load(tmp_path / "out", dtype=torch.float32)
+    assert (model.form, model.max_tokens) == ("webrl", 2048)  # it is asked as it was trained to be
     assert auc(model.probabilities(made_up(8)), [each.success for each in made_up(8)]) == 1.0
 
 
@@ -242,7 +243,8 @@ def test_a_vision_model_sees_the_last_five_screenshots_and_is_loaded_again(tmp_p
     said = model.probabilities([seen(*six), same, other])
     assert said[0] == said[1] != said[2]
     model.save(tmp_path)
-    assert OutcomeModel.load(tmp_path, form="uitars2").probabilities([other]) == pytest.approx([said[2]])
+    assert OutcomeModel.load(tmp_path).probabilities([other]) == pytest.approx([said[2]])
+    assert OutcomeModel.load(tmp_path, screenshots=1).screenshots == 1
 
 
 @pytest.mark.slow

@@ -1,7 +1,8 @@
 """The reward manager that a recipe's section `reward` asks for, the same for both trainers: `rewards_for(recipe)`.
 
 `reward.manager` names it. Around whichever it is stand what a recipe adds: OpenWebRL's layers (`reward.layers`), ARPO's
-format reward (`reward.format_weight`), a length penalty (`reward.length_penalty`).
+format reward (`reward.format_weight`), a length penalty (`reward.length_penalty`). With preset `released`, WebArena's
+rules and ZeroGUI's votes count as in the authors' code, loopholes included.
 
 What a manager has to know of a task stands in the JSON file `reward.facts`, an object by task name
 ("miniwob/click-button") or by group ("miniwob/click-button#7", the page of one seed, looked at first).
@@ -38,9 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a recipe's section says, as managers take it."""
+    """What a recipe says, as managers take it."""
 
     section: Reward
+    released: bool  # whether rules and votes are counted as the authors' code counts them
     gold: Facts | None
 
     @cached_property
@@ -70,8 +72,8 @@ class Manager(NamedTuple):
 
 
 def _rules(parts: Parts) -> RewardManager:
-    asks = _any_fuzzy(parts.facts)
-    return WebArenaReward(parts.facts, judge=fuzzy_judge(parts.judge) if asks else None)
+    judge = fuzzy_judge(parts.judge) if _any_fuzzy(parts.facts) else None
+    return WebArenaReward(parts.facts, judge=judge, preset="released" if parts.released else "paper")
 
 
 def _judge(parts: Parts) -> RewardManager:
@@ -88,9 +90,9 @@ def _rubric(parts: Parts) -> RewardManager:
 def _votes(parts: Parts) -> RewardManager:
     section = parts.section
     given = {"votes": section.votes, "temperature": section.vote_temperature}
-    return VoteJudge(
-        parts.judge, vision=section.judge_vision, **{name: value for name, value in given.items() if value is not None}
-    )
+    given = {name: value for name, value in given.items() if value is not None}
+    rule = "released" if parts.released else "unanimous"
+    return VoteJudge(parts.judge, rule=rule, vision=section.judge_vision, **given)
 
 
 def _mixed(parts: Parts) -> RewardManager:
@@ -142,7 +144,7 @@ def rewards_for(recipe: Recipe, *, gold: Facts | None = None) -> RewardManager:
     if section.manager == "gold_step" and gold is None:
         raise ValueError("gold is missing: the reward manager gold_step compares with the recorded actions")
     known = MANAGERS.get(section.manager)
-    manager = known.make(Parts(section, gold)) if known else load(section.manager)
+    manager = known.make(Parts(section, recipe.preset == "released", gold)) if known else load(section.manager)
     if section.layers and section.manager != "judge":
         manager = Layered(format_layers, last=manager)
     if section.format_weight and section.manager != "gold_step":

@@ -8,6 +8,7 @@ UI-TARS-2 (arXiv:2509.02544): reads the whole text history and the last five scr
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from webagent_core.rewards.reward_manager import Reward, RewardManager
 Form = Literal["webrl", "uitars2"]
 YES, NO = "YES", "NO"
 QUESTION = f"Is it done? {YES} or {NO}"
+SETTINGS = "outcome_model.json"  # beside the model: how it was trained to be asked
 
 
 def outcome_parts(trajectory: Trajectory, form: Form = "webrl") -> tuple[str, str, str]:
@@ -72,7 +74,11 @@ class OutcomeModel:
 
     @classmethod
     def load(cls, path: str | Path, *, device: str = "cpu", dtype: Any = "auto", **settings: Any) -> OutcomeModel:
-        """From a folder or hub name; settings as above. A model with a vision tower is loaded with its processor."""
+        """From a folder or hub name. A model with a vision tower is loaded with its processor.
+
+        Args:
+            settings: as above; those not given are what `save` wrote.
+        """
         from transformers import (
             AutoConfig,
             AutoModelForCausalLM,
@@ -81,6 +87,8 @@ class OutcomeModel:
             AutoTokenizer,
         )
 
+        saved = Path(path) / SETTINGS
+        settings = (json.loads(saved.read_text("utf-8")) if saved.is_file() else {}) | settings
         if getattr(AutoConfig.from_pretrained(path), "vision_config", None) is not None:
             processor = AutoProcessor.from_pretrained(path)
             model = AutoModelForImageTextToText.from_pretrained(path, dtype=dtype).to(device)
@@ -91,6 +99,8 @@ class OutcomeModel:
     def save(self, path: str | Path) -> None:
         self.model.save_pretrained(path)
         (self.processor or self.tokenizer).save_pretrained(path)
+        settings = {"form": self.form, "max_tokens": self.max_tokens, "screenshots": self.screenshots}
+        (Path(path) / SETTINGS).write_text(json.dumps(settings) + "\n", encoding="utf-8")
 
     @torch.no_grad()
     def probabilities(self, trajectories: Sequence[Trajectory]) -> list[float]:

@@ -68,12 +68,12 @@ def read_trajectories(path: str | Path) -> list[Trajectory]:
         raise ValueError(f"trajectories = {str(path)!r} is not allowed: a trajectories.jsonl or the folder of one")
     run = RunDirectory(path.parent)
     try:
-        return [trajectory_of(line, run) for line in run.trajectories() if line["valid"]]
+        return [_trajectory(line, run) for line in run.trajectories() if line["valid"]]
     except KeyError as error:
         raise ValueError(f"{path}: a line has no {error}, which every trajectory has") from None
 
 
-def trajectory_of(line: dict[str, Any], run: RunDirectory) -> Trajectory:
+def _trajectory(line: dict[str, Any], run: RunDirectory) -> Trajectory:
     """A line of trajectories.jsonl as a `Trajectory` again; token ids are not kept there."""
     steps = []
     for step in line["steps"]:

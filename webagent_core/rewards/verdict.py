@@ -11,7 +11,7 @@ or the trajectory left out, and a doubtful verdict is never a success.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple
 
@@ -162,7 +162,7 @@ def _of(success: bool | None) -> Verdict:
 # ------------------------------------------------------------------------------------------------ finding statements
 
 
-def _statements(text: str, protocol: Protocol, cut: bool, foreign: bool):
+def _statements(text: str, protocol: Protocol, cut: bool, foreign: bool) -> Iterator[_Found]:
     lines = text.rstrip().split("\n")
     echoes = _echoed_lines(lines)
     cue = re.compile(r"(?<![^\W_])status[\s\"']*[:=]") if protocol == "status" else None
@@ -187,7 +187,9 @@ def _statements(text: str, protocol: Protocol, cut: bool, foreign: bool):
         yield _Found(at - len(lines[-1]) - 1 + found.start("label"), _is_success(found), final=True)
 
 
-def _in_line(line: str, protocol: Protocol, begins: bool, heading: str, cue: re.Pattern[str] | None):
+def _in_line(
+    line: str, protocol: Protocol, begins: bool, heading: str, cue: re.Pattern[str] | None
+) -> Iterator[_Found]:
     if protocol == "status":
         for found in re.finditer(rf"{cue.pattern}{_FILL}(?P<label>{LABEL})", line):
             if _free(line[max(0, found.start() - 400) : found.start()]) and not line[found.end() :].strip(
