@@ -1,16 +1,21 @@
-"""Real parts that several tests share: a folder of pages served over loopback, a pool of Chromium pages, MiniWoB++."""
+"""Real parts that several tests share: pages and a chat model served over loopback, a pool of pages, MiniWoB++."""
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from webagent_core.browser.page import PageLimits
 from webagent_core.browser.pool import BrowserPool
+from webagent_core.rewards.judge_client import JudgeSettings
 from webagent_core.tasks.miniwob import MiniWoB
 from webagent_core.tasks.page_server import PageServer
 
@@ -48,3 +53,36 @@ async def pool(site: Site) -> AsyncIterator[BrowserPool]:
 def miniwob() -> Iterator[MiniWoB]:
     with MiniWoB() as tasks:
         yield tasks
+
+
+@dataclass
+class ChatServer:
+    """A chat-completions server that answers from a list; what it was asked is kept."""
+
+    settings: JudgeSettings
+    replies: list[str] = field(default_factory=list)
+    questions: list[dict[str, Any]] = field(default_factory=list)
+
+
+@pytest.fixture
+def chat_server() -> Iterator[ChatServer]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            chats.questions.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            message = {"role": "assistant", "content": chats.replies.pop(0)}
+            body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        chats = ChatServer(JudgeSettings(base_url=url, model="m", api_key_env=None))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield chats
+        server.shutdown()

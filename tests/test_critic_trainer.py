@@ -32,6 +32,7 @@ from test_step_grpo_trainer import (
     tasks,
     with_weights,
 )
+from toy_policy import base, one_thread
 from transformers import AutoTokenizer
 
 from trl_webagent import CriticConfig, CriticTrainer
@@ -41,10 +42,9 @@ from webagent_core.objectives import Evaluation, Objective, ValueTensors, load_o
 from webagent_core.objectives.evaluation import evaluate_objective
 from webagent_core.objectives.value_losses import explained_variance
 from webagent_core.objectives.value_pretraining import ValuePretraining
-from webagent_core.policy.tiny import build_policy
-from webagent_core.policy.tokenizer import build_tokenizer
 
-PAGES = ["Press the button called OK", "OK 1 <button>", "Cancel 2 <button>", 'unnamed 3 <input text> = "red"']
+__all__ = ["base", "one_thread"]  # fixtures of this module too
+
 # Two tasks of which one can be done and the other cannot, as any critic that reads can tell.
 LEARNABLE = {
     "OK": [Part(1, 1.0), Part(2, 1.0), Part(3, 1.0), Part(1, 1.0)],
@@ -58,23 +58,6 @@ def ppo(**changed: Any) -> Objective:
 
 
 OBJECTIVES = {"uitars2": ppo(), "webrl": load_objective("webrl", beta=0.5)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    tokenizer = build_tokenizer(PAGES, seen_in=1)
-    build_policy(tokenizer, hidden=32, layers=2, heads=2).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 class Watched(CriticTrainer):

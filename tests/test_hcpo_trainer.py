@@ -26,18 +26,19 @@ from test_step_grpo_trainer import (
     settings,
     with_weights,
 )
+from toy_policy import one_thread, random_policy
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from trl_webagent.hcpo_trainer import HCPOTrainer
 from webagent_core.episode.contexts import Budget, HiconAgentContext, chat_counter
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.objectives import Evaluation, Objective, evaluate, load_objective
-from webagent_core.policy.tiny import build_policy
 from webagent_core.policy.tiny_vision import build_vision_policy, write_start
-from webagent_core.policy.tokenizer import build_tokenizer
 from webagent_core.policy.vision_processing import load_processing_class
 from webagent_core.sampling.step_answers import AnsweredStep, StepAnswers, draw_history
 from webagent_core.tasks.recorded_steps import RecordedStep
+
+__all__ = ["one_thread"]  # a fixture of this module too
 
 PAGES = ["OK 1 <button>\nCancel 2 <button>", 'unnamed 3 <input text> = "red"', "Submit 4 <button>", "OK 1 <button>"]
 ACTIONS = ["click(2)", 'type(3, "red")', "click(4)"]
@@ -57,21 +58,9 @@ def recorded(name: str) -> RecordedStep:
     return RecordedStep("task", episode, "OK Cancel", PAGES[: past + 1], [""] * (past + 1), ACTIONS[:past], "click(1)")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    tokenizer = build_tokenizer([*PAGES, *ACTIONS], seen_in=1)
-    build_policy(tokenizer, hidden=32, layers=2, heads=2).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return random_policy(tmp_path_factory.mktemp("policy"), [*PAGES, *ACTIONS])
 
 
 def tokenizer_of(base: Path) -> Any:

@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from PIL import Image, ImageDraw
+from toy_policy import one_thread
 from transformers import AutoConfig, AutoModelForImageTextToText, TrainerCallback
 
 from trl_webagent import StepGRPOConfig, StepGRPOTrainer
@@ -24,16 +25,10 @@ from webagent_core.policy.tiny_vision import build_vision_policy, write_start
 from webagent_core.policy.vision_processing import load_processing_class
 from webagent_core.sampling.stored import store, trajectory_of
 
+__all__ = ["one_thread"]  # a fixture of this module too
+
 G = 4
 TEXTS = ["Task: Press the red button", "Feedback: the page did not change", "Task: Press the button on the left now"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,15 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from test_critic_trainer import PAGES, critic_with, one_thread, plain_outputs
+from test_critic_trainer import critic_with, plain_outputs
 from test_step_grpo_trainer import load, plain_logps, settings, step_of, with_weights
+from toy_policy import PAGES, one_thread, random_policy
 from transformers import AutoTokenizer
 
 from trl_webagent import CriticConfig
 from trl_webagent.phase_trainer import PhaseTrainer
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.objectives import RowTensors, TrajectoryFacts
-from webagent_core.policy.tiny import build_policy
-from webagent_core.policy.tokenizer import build_tokenizer
 from webagent_core.recipe import Recipe, load_recipe
 from webagent_core.sampling.state import Sampling
 from webagent_core.sampling.stored import trajectory_of
@@ -109,11 +108,7 @@ def trainer_of(tmp_path: Path, base: Path, **kwargs: Any) -> Watched:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("policy")
-    tokenizer = build_tokenizer([*PAGES, EASY, HARD], seen_in=1)
-    build_policy(tokenizer, hidden=32, layers=2, heads=2).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return random_policy(tmp_path_factory.mktemp("policy"), [*PAGES, EASY, HARD])
 
 
 @pytest.fixture(scope="module")

@@ -9,31 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from test_step_grpo_trainer import PAGES, G, Watched, chat, load, plain_logps, step_of, train, with_weights
+from test_step_grpo_trainer import G, Watched, chat, load, plain_logps, step_of, train, with_weights
+from toy_policy import base, one_thread
 
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.objectives import load_objective
-from webagent_core.policy.tiny import build_policy
-from webagent_core.policy.tokenizer import build_tokenizer
 from webagent_core.recipe import load_recipe
 from webagent_core.sampling.state import Sampling
 from webagent_core.tasks.task import Task
 
-torch.set_num_threads(1)
+__all__ = ["base", "one_thread"]  # fixtures of this module too
 
 # Of a trajectory, the number of its attempt at the task, and how many plays came before; None: the page broke.
 Outcome = Callable[[Trajectory, int, int], float | None]
 MIXED = (1.0, 0.0, 0.0, 1.0)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    """Folder of a tiny policy with random weights."""
-    folder = tmp_path_factory.mktemp("policy")
-    tokenizer = build_tokenizer(PAGES, seen_in=1)
-    build_policy(tokenizer, hidden=32, layers=2, heads=2).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def sampling_of(name: str, groups: int = 2, **settings: Any) -> Sampling:

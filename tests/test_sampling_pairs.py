@@ -13,7 +13,16 @@ from webagent_core.episode.actions import Action
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 from webagent_core.objectives import evaluate
 from webagent_core.recipe import load_recipe
-from webagent_core.sampling.pairs import Answer, Correction, correction_pairs, demonstrator_correction, pair_of
+from webagent_core.rewards.judge_client import JudgeClient, Reply
+from webagent_core.sampling.pairs import (
+    Answer,
+    Correction,
+    correction_pairs,
+    demonstrator_correction,
+    model_corrections,
+    pair_of,
+    read_correction,
+)
 from webagent_core.sampling.search import (
     Edge,
     Proposed,
@@ -294,7 +303,7 @@ def clicked(*ids, reward=0.0, status=ExitStatus.ANSWERED, task="miniwob/click-bu
 
 def test_a_correction_and_what_was_answered_are_a_pair_at_that_state():
     trajectory = clicked(2, 3, 1)
-    pairs, left_out = correction_pairs([trajectory], lambda t: [Correction(1, "no 2\nAction: click(2)")])
+    pairs, left_out = correction_pairs([trajectory], [[Correction(1, "no 2\nAction: click(2)")]])
     (pair,) = pairs
     assert not left_out
     assert pair.messages is trajectory.steps[1].messages
@@ -307,31 +316,59 @@ def test_a_correction_and_what_was_answered_are_a_pair_at_that_state():
 def test_no_pair_without_a_real_correction():
     trajectory = clicked(2, 3)
     corrections = [Correction(0, "click(2)"), Correction(1, "I cannot tell")]
-    pairs, left_out = correction_pairs([trajectory], lambda t: corrections)
+    pairs, left_out = correction_pairs([trajectory], [corrections])
     assert pairs == [] and left_out == {"same action": 1, "no action": 1}
     broken = clicked(3, reward=None, status=ExitStatus.ENV_ERROR)
-    pairs, left_out = correction_pairs([broken, trajectory], lambda t: [])
+    pairs, left_out = correction_pairs([broken, trajectory], [[], []])
     assert pairs == [] and left_out == {"invalid": 1, "uncorrected": 1}
     with pytest.raises(ValueError, match="correction of step 2 is not allowed: 0 to 1"):
-        correction_pairs([trajectory], lambda t: [Correction(2, "click(1)")])
+        correction_pairs([trajectory], [[Correction(2, "click(1)")]])
 
 
 def test_a_step_that_held_no_action_can_be_corrected_too():
     trajectory = clicked(1)
     trajectory.steps[0].action = None
-    pairs, _ = correction_pairs([trajectory], lambda t: [Correction(0, "click(2)")])
+    pairs, _ = correction_pairs([trajectory], [[Correction(0, "click(2)")]])
     assert pairs[0].rejected.action is None
 
 
 def test_the_demonstrator_finds_the_first_wrong_step_of_a_failure():
-    pairs, left_out = correction_pairs([clicked(2, 3, 1), clicked(3, reward=1.0)], demonstrator_correction)
+    trajectories = [clicked(2, 3, 1), clicked(3, reward=1.0)]
+    pairs, left_out = correction_pairs(trajectories, [demonstrator_correction(each) for each in trajectories])
     assert [(p.prompt_ids, p.chosen.action, p.rejected.action) for p in pairs] == [([5, 1], "click(2)", "click(3)")]
     assert left_out == {"uncorrected": 1}
     assert demonstrator_correction(clicked(3, task="miniwob/book-flight")) == []
 
 
+async def test_a_model_corrects_what_failed_and_only_that(chat_server):
+    chat_server.replies += [
+        "Let me think about it.",
+        'The second step.\n{"step": 2, "answer": "no 2\\nAction: click(2)"}',
+        '{"step": null}',
+        *['{"step": 3, "answer": "there is no such step"}'] * 2,
+    ]
+    client = JudgeClient(chat_server.settings.model_copy(update={"attempts": 2, "backoff_seconds": 0}))
+    first, broken = clicked(2, 3), clicked(3, reward=None, status=ExitStatus.ENV_ERROR)
+    assert await model_corrections(client, [clicked(2, reward=1.0), broken]) == [[], []]
+    assert chat_server.questions == []
+    for expected in ([Correction(1, "no 2\nAction: click(2)")], [], []):
+        assert await model_corrections(client, [first]) == [expected]
+    shown = json.loads(chat_server.questions[0]["messages"][1]["content"])
+    assert shown["goal"] == first.goal and [step["number"] for step in shown["steps"]] == [1, 2]
+    assert shown["steps"][1] == {"number": 2, "page": PAGE, "answer": "Action: click(3)"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"step": 0, "answer": "x"}', '{"step": 2}', '{"answer": "x"}', '{"step": "1", "answer": "x"}', "{", "no", "} {"],
+)
+def test_a_correction_that_cannot_be_read_is_asked_for_again(text):
+    assert read_correction(Reply(text), steps=2) is None
+    assert read_correction(Reply('{"step": 1, "answer": "x"}', "length"), steps=2) is None
+
+
 def test_pairs_feed_the_loss_of_ui_tars():
-    (pair,), _ = correction_pairs([clicked(3)], demonstrator_correction)
+    (pair,), _ = correction_pairs([clicked(3)], [demonstrator_correction(clicked(3))])
     assert pair.chosen.logp is pair.rejected.logp is None  # the reference model computes both
     logp = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
     loss = evaluate("uitars", pairs=[[{"logp": logp, "ref_logp": logp.detach()}] * 2]).loss

@@ -16,9 +16,8 @@ from webagent_core.sampling.progress import Progress, check_checkpoint
 from webagent_core.sampling.search import SearchSettings
 from webagent_core.sampling.state import Sampling
 from webagent_core.sampling.stored import Stored
-from webagent_core.sampling.task_generation import NewTask, Stage, StagedTasks
+from webagent_core.sampling.task_generation import NewTask
 from webagent_core.tasks.schedule import training_tasks
-from webagent_core.tasks.task import Task
 
 torch.set_num_threads(1)
 
@@ -161,7 +160,7 @@ def test_every_setting_of_the_sections_is_read_by_this_room():
 
 def test_a_state_of_another_version_is_refused():
     sampling = Sampling(load_recipe("arpo"))
-    with pytest.raises(ValueError, match="version is 0, and this run's is 1"):
+    with pytest.raises(ValueError, match="version is 0, and this run's is 2"):
         sampling.load_state_dict(sampling.state_dict() | {"version": 0})
 
 
@@ -223,7 +222,7 @@ def test_finished():
     progress = epochs(case["input"])
     assert progress.remaining == case["expected"]["remaining_steps"]
     assert progress.next is None
-    assert progress.describe() == "resumed from update 10 of 10: nothing left to train"
+    assert progress.describe() == "resumed from update 10 of 10: nothing is left to train"
     assert Progress(12, 10).remaining == 0  # the total was lowered: not a negative number of updates
 
 
@@ -267,15 +266,12 @@ def test_every_kind_of_resume_case_has_its_test():
     }  # fmt: skip
 
 
-def test_stages_are_part_of_the_state():
-    def sampling():
-        generated = Stage("generated", tuple(Task("g", i) for i in range(5)))
-        target = Stage("target", tuple(Task("t", i) for i in range(4)))
-        return Sampling(load_recipe("zerogui"), tasks=StagedTasks([generated, target], seed=0))
-
-    first, second, whole = sampling(), sampling(), sampling()
+async def test_the_first_stage_is_part_of_the_state():
+    recipe = load_recipe("zerogui", overrides={"sampling.generated_tasks": 5})
+    whole, first, second = Sampling(recipe), Sampling(recipe), Sampling(recipe)
+    for sampling in (whole, first):
+        await sampling.first_stage([NewTask(task) for task in sampling.start_pages()])
     played = first.tasks.next(3)
     second.load_state_dict(written_and_read(first.state_dict()))
-    played += second.tasks.next(3) + second.tasks.next(3)
-    assert played == whole.tasks.next(3) + whole.tasks.next(3) + whole.tasks.next(3)
-    assert [task.name for task in played] == ["g"] * 5 + ["t"] * 3  # the third batch waits for the second stage
+    assert played + second.tasks.next(6) == whole.tasks.next(9)
+    assert second.state_dict() == whole.state_dict()

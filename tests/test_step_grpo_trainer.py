@@ -20,6 +20,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from toy_policy import PAGES, base, one_thread
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -29,14 +30,13 @@ from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 from webagent_core.objectives import Evaluation, Objective, Plan, RowPlan, TrajectoryPlan, evaluate, load_objective
 from webagent_core.objectives.evaluation import evaluate_objective
 from webagent_core.objectives.webagent_r1 import WebAgentR1
-from webagent_core.policy.tiny import build_policy
-from webagent_core.policy.tokenizer import build_tokenizer
+
+__all__ = ["base", "one_thread"]  # fixtures of this module too
 
 # For comparing second updates: Adam's first step is the sign of the gradient, which makes much of a rounding error.
 PLAIN_STEPS = {"optim": "sgd", "learning_rate": 0.5}
 ON_CPU = {"use_cpu": True, "bf16": False, "gradient_checkpointing": False}
 G = 4
-PAGES = ["Press the button called OK", "OK 1 <button>", "Cancel 2 <button>", 'unnamed 3 <input text> = "red"']
 
 
 # --------------------------------------------------------------------------------------------------- hand-made episodes
@@ -127,24 +127,6 @@ def replaying(*batches: list[Trajectory]) -> Callable:
 
 
 # --------------------------------------------------------------------------------------------------------------- policy
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    """Folder of a tiny policy with random weights: the reference of every trainer here."""
-    folder = tmp_path_factory.mktemp("policy")
-    tokenizer = build_tokenizer(PAGES, seen_in=1)
-    build_policy(tokenizer, hidden=32, layers=2, heads=2).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def load(base: Path, noise: float = 0.0) -> torch.nn.Module:

@@ -83,15 +83,17 @@ class PhaseTrainer(CriticTrainer):
         """The tasks that this batch played count for the next phase, whatever joins it."""
         first = self.accelerator.process_index * len(self._trajectories)
         groups: dict[Task, list[float | None]] = {}
+        goals: dict[Task, str] = {}
         played = []
         for index, each in enumerate(self._trajectories, start=first):
             reward, outcome = self._rewards[index], self._outcomes[index]
             score = None if math.isnan(reward) else reward if outcome is None else outcome
-            played.append((each.task, each.seed, score))
-        for name, seed, score in gather_object(played):
-            groups.setdefault(Task(name, seed), []).append(score)
+            played.append((Task(each.task, each.seed), each.goal, score))
+        for task, goal, score in gather_object(played):
+            groups.setdefault(task, []).append(score)
+            goals[task] = goals.get(task) or goal  # an episode whose page did not open knows none
         for task, outcomes in groups.items():
-            self.sampling.played(task, outcomes)
+            self.sampling.played(task, outcomes, goals[task])
         return super()._join()
 
     @torch.no_grad()

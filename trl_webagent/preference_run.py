@@ -42,8 +42,16 @@ from webagent_core.recipe import Recipe
 from webagent_core.report.summary import duration, ends_of, success_by_task
 from webagent_core.report.text import one_line
 from webagent_core.rewards.for_recipe import plays_for_the_page
+from webagent_core.sampling.asking import client_of
 from webagent_core.sampling.page_search import search_pages
-from webagent_core.sampling.pairs import Pair, correction_pairs, demonstrator_correction, load_pairs
+from webagent_core.sampling.pairs import (
+    Pair,
+    correction_pairs,
+    demonstrator_correction,
+    load_pairs,
+    model_corrections,
+)
+from webagent_core.sampling.progress import Progress
 from webagent_core.sampling.search import SearchSettings, Tree, search_pairs
 from webagent_core.tasks.schedule import training_tasks
 from webagent_core.tasks.task import Task
@@ -102,6 +110,7 @@ class PreferenceRun(Run):
                 " text stands wherever a picture would"
             )
         self.given = load_pairs(Path(recipe.pairs.file)) if recipe.pairs.file else None
+        self.corrector = client_of(recipe.pairs.corrector, "pairs.corrector") if recipe.pairs.corrector else None
         super().__init__(recipe, out, resume, report_to)
         self.objective = recipe.load_objective()
         self.rounds = rounds_of(recipe, out)
@@ -131,18 +140,18 @@ class PreferenceRun(Run):
                 self._imitate(round, pairs)
             self._train_on(round, pairs)
         self.evaluate("after")
+        if not any(load_pairs(round.pairs) for round in self.rounds):
+            gathered = f"{len(self.rounds)} rounds" if len(self.rounds) > 1 else "1 round"
+            self.trainer.no_signal = f"no pair in {gathered}: see how they were gathered in {self.out / 'rounds'}"
 
     def _go_back_to(self, round: Round | None) -> None:
         """Forget what was logged after the last thing that was kept."""
-        updates = self.recipe.train.updates
-        self.update = updates
-        doing = "nothing is left to train"
+        self.update = self.recipe.train.updates
         if round:
             checkpoint = self._checkpoint_of(round)
             self.update = round.first + (int(checkpoint.rsplit("-", 1)[1]) if checkpoint else 0)
-            doing = f"going on with update {self.update + 1}"
         self.directory.truncate_after(self.update)
-        self.console.say(f"resumed from update {self.update} of {updates}: {doing}")
+        self.console.say(Progress(self.update, self.recipe.train.updates).describe())
 
     # ------------------------------------------------------------------------------------------------ pairs
 
@@ -170,7 +179,7 @@ class PreferenceRun(Run):
         return self._searched(round) if self.recipe.search else self._corrected(round)
 
     def _corrected(self, round: Round) -> tuple[list[Pair], dict[str, Any]]:
-        """UI-TARS: the first wrong step of each failed attempt, and what the scripted demonstrator does there."""
+        """UI-TARS: a wrong step of each failed attempt, and what the scripted demonstrator or a model does there."""
         attempts = [task for task in round.tasks for _ in range(self.recipe.rollout.group_size)]
         with self._progress(round, "attempts", len(attempts)) as bar:
 
@@ -182,7 +191,11 @@ class PreferenceRun(Run):
         self.scoring.finish(trajectories)
         # Under the update that the policy had: a resumed run keeps them as it keeps the pairs.
         self.directory.log_trajectories(self.update, "train", trajectories)
-        pairs, left_out = correction_pairs(trajectories, demonstrator_correction)
+        if self.corrector:
+            corrections = asyncio.run(model_corrections(self.corrector, trajectories))
+        else:
+            corrections = [demonstrator_correction(trajectory) for trajectory in trajectories]
+        pairs, left_out = correction_pairs(trajectories, corrections)
         steps = [step for trajectory in trajectories if trajectory.success for step in trajectory.steps]
         _write_lines(
             round.successes, ({"prompt_ids": step.prompt_ids, "response_ids": step.response_ids} for step in steps)

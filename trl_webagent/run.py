@@ -5,6 +5,7 @@ measure. `command_line.py` is the part that runs before the heavy imports of thi
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -19,6 +20,7 @@ from trl_webagent.command_line import last_checkpoint
 from trl_webagent.console import Console, quiet
 from trl_webagent.critic_config import CriticConfig
 from trl_webagent.critic_trainer import CriticTrainer
+from trl_webagent.lora import lora_config
 from trl_webagent.phase_trainer import PhaseTrainer
 from trl_webagent.step_grpo_config import StepGRPOConfig
 from trl_webagent.step_grpo_trainer import StepGRPOTrainer
@@ -39,6 +41,8 @@ from webagent_core.rewards.counts import reward_metrics
 from webagent_core.rewards.for_recipe import rewards_for
 from webagent_core.rewards.reward_manager import RewardManager
 from webagent_core.sampling.filters import NoSignal
+from webagent_core.sampling.generated_goals import look_at
+from webagent_core.sampling.progress import Progress, check_checkpoint
 from webagent_core.sampling.state import Sampling
 from webagent_core.sampling.task_filter import describe_selection
 from webagent_core.tasks.schedule import held_out_tasks
@@ -83,20 +87,28 @@ class Run:
         self.console = Console()
         self.scoring = Scoring(self._rewards())
         self.sampling = Sampling(recipe)
-        state = Path(last_checkpoint(out) or out) / "sampling-0.pt"
-        if resume and state.is_file():  # refuse now what the trainer would refuse after the warm-up
-            Sampling(recipe).load_state_dict(torch.load(state, weights_only=True)["sampling"])
+        self.sampling.check()
+        checkpoint = last_checkpoint(out)
+        if resume and checkpoint and (state := Path(checkpoint) / "sampling-0.pt").is_file():
+            # Refuse now what the trainer would refuse after the warm-up.
+            resumed = Sampling(recipe)
+            resumed.load_state_dict(torch.load(state, weights_only=True)["sampling"])
+            check_checkpoint(self._update_of(checkpoint), resumed.update)
         self.update = 0
 
     def _rewards(self) -> RewardManager:
         return rewards_for(self.recipe)
+
+    def _update_of(self, checkpoint: str) -> int:
+        return int(checkpoint.rsplit("-", 1)[1]) // self.recipe.train.num_iterations
 
     def go(self) -> None:
         """Raises NoSignal, after the report, when training ended because no task gives signal any more."""
         recipe, started = self.recipe, time.monotonic()
         self.directory.write_config(recipe.resolved())
         with BrowserRollout(**settings_of(recipe, counter_of(recipe))) as self.rollout:
-            pool = self.rollout.pool
+            pool, runner = self.rollout.pool, self.rollout.runner
+            runner.task_set = self.sampling.task_set(runner.task_set)
             self.console.say(
                 f"{recipe.type}, {recipe.preset} preset: Chromium {pool.browser_version}, {pool.pages} pages, "
                 f"run in {self.out}"
@@ -111,14 +123,15 @@ class Run:
     def _train(self, checkpoint: str | None) -> None:
         updates = self.recipe.train.updates
         if checkpoint:
-            self.update = int(checkpoint.rsplit("-", 1)[1]) // self.recipe.train.num_iterations
+            self.update = self._update_of(checkpoint)
             self.directory.truncate_after(self.update)
-            done = "nothing is left to train" if self.update >= updates else f"going on with update {self.update + 1}"
-            self.console.say(f"resumed from update {self.update} of {updates}: {done}")
+            self.console.say(Progress(self.update, updates).describe())
         else:
             self.evaluate("before")
             if self.sampling.task_filter:
                 self._choose_tasks()
+            if self.sampling.generated_tasks:
+                self._generate_tasks()
         started = time.monotonic()
         with self.console.progress(f"{self.recipe.type}: updates", updates) as self._bar:
             self._bar.add_task("episodes", total=self.recipe.rollout.groups_per_update * self.recipe.rollout.group_size)
@@ -216,6 +229,11 @@ class Run:
         else:
             self.trainer.no_signal = f"{describe_selection(tried)}: no task is left to train on"
 
+    def _generate_tasks(self) -> None:
+        """ZeroGUI: tasks made from what start pages show come before the recipe's own."""
+        starts = self.rollout.loop.run(look_at(self.rollout.runner, self.sampling.start_pages()))
+        self.console.say(asyncio.run(self.sampling.first_stage(starts)))
+
     def _play_apart(self, tasks: Sequence[Task], progress: Callable[[Trajectory], None]) -> list[Trajectory]:
         """Play beside training with the policy as it is: random numbers of its own, and the run's last step limits."""
         self.trainer.model.eval()
@@ -286,18 +304,6 @@ KEPT_METRICS = (
     "browser_steps_per_second", "explained_variance", "value_loss", "value_mean", "value_grad_norm", "log_ratio",
     "new_tasks/joined",
 )  # fmt: skip
-
-
-def lora_config(lora: Any) -> Any:
-    from peft import LoraConfig
-
-    return LoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=lora.target_modules,
-        task_type="CAUSAL_LM",
-    )
 
 
 class _MetricsLine(TrainerCallback):

@@ -218,6 +218,10 @@ class Sampling(Section):
     new_tasks_per_phase: Count | None = None
     new_task_min_value: Fraction | None = None  # window of the critic's value in which a new task is kept
     new_task_max_value: Fraction | None = None
+    generated_tasks: Count | None = None  # new tasks that come before all others ...
+    generated_epochs: Count | None = None  # ... so many times each
+    generator: JudgeSettings | None = None  # model that words new tasks; null: variations of MiniWoB++ pages
+    site: str | None = None  # what it is told of where the agent works
     recorded_steps: str | None = None  # folder of a recording (tasks/recorded_steps.py); null: made of demonstrations
     training_steps: Count | None = None  # single steps drawn from a data set
     history_steepness: NonNegative | None = None  # how much a drawn history's length leans to the whole; null: no draw
@@ -253,6 +257,7 @@ class Pairs(Section):
     rounds: Count | None = None  # the updates are spread over them evenly
     per_update: Count | None = None  # pairs in one update
     file: str | None = None  # a pairs.jsonl to train on instead of gathering
+    corrector: JudgeSettings | None = None  # model that corrects failed attempts; null: the scripted demonstrator
     imitation_steps: Count | None = None  # before a round's updates, on what succeeded and on corrections; null: none
     imitation_learning_rate: Rate | None = None  # null: train.learning_rate
 
@@ -401,7 +406,7 @@ def refuse_unknown(shipped: Mapping[str, Any], where: Path | str, origin: str, s
         raise ValueError(
             f"{where}: unknown key {origin}{setting}; allowed: section.setting, section one of {', '.join(allowed)}"
         )
-    if part in optional and rest not in optional[part]:
+    if part in optional and rest.partition(".")[0] not in optional[part]:
         raise ValueError(f"{where}: unknown key {origin}{setting}; allowed: {', '.join(optional[part])}")
 
 

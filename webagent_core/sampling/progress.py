@@ -37,7 +37,7 @@ class Progress:
 
     def describe(self) -> str:
         if not self.remaining:
-            return f"resumed from update {self.done} of {self.total}: nothing left to train"
+            return f"resumed from update {self.done} of {self.total}: nothing is left to train"
         return f"resumed from update {self.done} of {self.total}: going on with update {self.next}"
 
 

@@ -71,7 +71,7 @@ class Sampling:
         generator: Generator | None = None,
         difficulty: Mapping[str, int] = MINIWOB_DIFFICULTY,
     ) -> None:
-        self.of, self.recipe, self.seed = recipe, recipe.type, recipe.train.seed
+        self.recipe, self.seed = recipe.type, recipe.train.seed
         self.updates = recipe.train.updates
         self.update = 0
         self.tasks = TaskSource.of(recipe)
@@ -88,6 +88,7 @@ class Sampling:
         self.generated_tasks = (recipe.sampling.generated_tasks if recipe.sampling else None) or 0
         self.generated_epochs = (recipe.sampling.generated_epochs if recipe.sampling else None) or 1
         self.generator = generator or generator_of(recipe)
+        self._starts = TaskSource.of(recipe)
         # Where a buffer draws the rows it has its own limit.
         of_recipe = recipe.sampling.rows_per_update if recipe.sampling else None
         self.rows_per_update = None if isinstance(self.replay, RecentReplay) else of_recipe
@@ -120,7 +121,7 @@ class Sampling:
     def check(self) -> None:
         """Raises ValueError where the model that is to word tasks cannot be asked."""
         if isinstance(self.generator, ModelGenerator):
-            self.generator.check()
+            self.generator.client  # noqa: B018
 
     def task_set(self, pages: TaskSet) -> TaskSet:
         """The task set that plays the run's tasks, those included that a model words."""
@@ -129,7 +130,7 @@ class Sampling:
     def start_pages(self) -> list[Task]:
         """Pages to look at before `first_stage`: each task's, and more of them where many tasks are to be made."""
         per_page = self.generator.per_question if isinstance(self.generator, ModelGenerator) else math.inf
-        return TaskSource.of(self.of).next(max(len(self.of.tasks.names), math.ceil(self.generated_tasks / per_page)))
+        return self._starts.next(max(len(self._starts.entries), math.ceil(self.generated_tasks / per_page)))
 
     async def first_stage(self, starts: Sequence[NewTask]) -> str:
         """ZeroGUI's first stage: make tasks from start pages, to be played before all others. Returns what came of it.

@@ -20,6 +20,7 @@ from webagent_core.rewards.judge_client import JudgeClient, JudgeSettings
 from webagent_core.rewards.prompts import inert
 from webagent_core.rewards.reward_manager import JudgeError
 from webagent_core.rewards.verdict import Verdict, parse_verdict
+from webagent_core.sampling.asking import client_of
 from webagent_core.sampling.random_state import load_rng, rng_state
 from webagent_core.tasks.miniwob import NOT_REPRODUCIBLE, PREFIX, all_tasks
 from webagent_core.tasks.task import Task
@@ -223,7 +224,7 @@ class ModelGenerator:
     (`starts`); `GeneratedGoals` plays them. A parent with a screenshot is shown alone.
 
     Args:
-        settings: where the model is and how it is asked; see `check`.
+        settings: where the model is and how it is asked.
         site: what the model is told of where the agent works.
         most_parents: shown in one question, drawn anew for each.
     """
@@ -247,16 +248,10 @@ class ModelGenerator:
 
     @property
     def client(self) -> JudgeClient:
+        """Raises ValueError as `client_of`; a trainer that makes no tasks never needs it."""
         if self._client is None:
-            self._client = JudgeClient(self.settings)
+            self._client = client_of(self.settings, "sampling.generator")
         return self._client
-
-    def check(self) -> None:
-        """Raises ValueError where there is no address, model or key, or a package is missing; asks nothing."""
-        try:
-            self.client  # noqa: B018
-        except (ValueError, ModuleNotFoundError) as error:
-            raise ValueError(str(error).replace("reward.judge", "sampling.generator")) from None
 
     def chat(self, parents: Sequence[NewTask], wanted: int) -> list[dict[str, Any]]:
         pictures = [parent.screenshot for parent in parents if parent.screenshot]
