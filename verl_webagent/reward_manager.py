@@ -17,7 +17,7 @@ from verl_webagent.recipe import recipe_of
 from verl_webagent.sessions import KEPT_IN, SCORED
 from webagent_core.episode.trajectory import Trajectory
 from webagent_core.rewards.for_recipe import rewards_for
-from webagent_core.rewards.reward_manager import record, score_all
+from webagent_core.rewards.reward_manager import record, score_one
 
 
 @register("webagent")
@@ -35,7 +35,7 @@ class WebAgentRewardManager(RewardManagerBase):
                 f"reward manager 'webagent' scores trajectories of the agent loop 'webagent', and was given "
                 f"{sorted(extra[0])}"
             )
-        record([trajectory], await score_all(self.manager, [trajectory]))
+        record([trajectory], [await score_one(self.manager, trajectory)])
         told: dict[str, Any] = {
             "acc": float(trajectory.success),
             "valid": trajectory.valid,

@@ -98,11 +98,16 @@ class RewardManager:
 
 
 async def score_one(manager: RewardManager, trajectory: Trajectory) -> Reward:
-    """`manager.score` with its result checked. For managers that wrap another one.
+    """`manager.score` with its result checked; also for managers that wrap another one.
+
+    A trajectory that no policy can have spoilt (`env_error`, `judge_error`, `cancelled`) is not scored: it stays what
+    it is. The trajectory is not changed; `record` writes rewards into theirs.
 
     Raises:
-        RewardError: see `score_all`.
+        RewardError: `score` raised, or returned neither a finite number nor a `Reward`. Names class, task and seed.
     """
+    if trajectory.exit_status in NOT_THE_POLICY:
+        return Reward(invalid=trajectory.exit_status, reasons=(trajectory.detail,))
     who = f"{type(manager).__name__}.score of {trajectory.task} (seed {trajectory.seed})"
     try:
         result = manager.score(trajectory)
@@ -125,47 +130,36 @@ async def score_one(manager: RewardManager, trajectory: Trajectory) -> Reward:
 
 
 async def score_all(
-    manager: RewardManager,
-    trajectories: Sequence[Trajectory],
-    *,
-    concurrency: int = 64,
-    progress: Callable[[int, Trajectory, Reward], None] | None = None,
+    manager: RewardManager, trajectories: Sequence[Trajectory], *, concurrency: int = 64
 ) -> list[Reward]:
-    """Score each of `trajectories`; the rewards come in their order.
-
-    A trajectory that no policy can have spoilt (`env_error`, `judge_error`, `cancelled`) is not scored: it stays what
-    it is. No trajectory is changed; `record` writes the rewards into them.
+    """Score each of `trajectories` (`score_one`); the rewards come in their order.
 
     Args:
         concurrency: how many are scored at a time, where `score` is async.
-        progress: called after each one, in the order they end, with its index.
 
     Raises:
-        RewardError: `score` raised, or returned neither a finite number nor a `Reward`. Names class, task and seed.
+        RewardError: see `score_one`. The others are stopped then.
         ValueError: `concurrency` below 1.
     """
+    slots = slots_for(concurrency)
+
+    async def score(trajectory: Trajectory) -> Reward:
+        async with slots:
+            return await score_one(manager, trajectory)
+
+    running = [asyncio.create_task(score(trajectory)) for trajectory in trajectories]
+    try:
+        return await asyncio.gather(*running)
+    finally:
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def slots_for(concurrency: int) -> asyncio.Semaphore:
     if concurrency < 1:
         raise ValueError(f"concurrency = {concurrency!r} is not allowed: at least 1")
-    rewards: list[Reward | None] = [None] * len(trajectories)
-    todo = iter(enumerate(trajectories))
-
-    async def worker() -> None:
-        for index, trajectory in todo:
-            if trajectory.exit_status in NOT_THE_POLICY:
-                rewards[index] = Reward(invalid=trajectory.exit_status, reasons=(trajectory.detail,))
-            else:
-                rewards[index] = await score_one(manager, trajectory)
-            if progress:
-                progress(index, trajectory, rewards[index])
-
-    workers = [asyncio.create_task(worker()) for _ in range(min(concurrency, len(trajectories)))]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for each in workers:
-            each.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-    return rewards
+    return asyncio.Semaphore(concurrency)
 
 
 def record(trajectories: Sequence[Trajectory], rewards: Sequence[Reward]) -> None:

@@ -5,14 +5,13 @@ The browsers' loop and the trainer's thread never wait for a judge that is slow,
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from webagent_core.episode.trajectory import Trajectory
-from webagent_core.rewards.reward_manager import Reward, RewardManager, record, score_all
+from webagent_core.rewards.reward_manager import Reward, RewardManager, record, score_one, slots_for
 
 
 class Scoring:
@@ -23,13 +22,11 @@ class Scoring:
     """
 
     def __init__(self, manager: RewardManager, *, concurrency: int = 64) -> None:
-        if concurrency < 1:
-            raise ValueError(f"concurrency = {concurrency!r} is not allowed: at least 1")
         from webagent_core.episode.rollout import EventLoopThread  # brings Playwright, which scoring does not need
 
         self.manager = manager
+        self._slots = slots_for(concurrency)
         self._loop = EventLoopThread()
-        self._slots = asyncio.Semaphore(concurrency)
         self.waited_seconds = 0.0  # by `finish`, for what was not scored by then
         self._running: dict[int, tuple[Trajectory, Future[Reward]]] = {}  # by id, which is unique while we hold it
 
@@ -41,7 +38,7 @@ class Scoring:
         """The rewards in order, written into the trajectories (`record`); those never submitted are scored now.
 
         Raises:
-            RewardError: see `score_all`. The others are no longer scored then.
+            RewardError: see `score_one`. The others are no longer scored then.
         """
         for trajectory in trajectories:
             if id(trajectory) not in self._running:
@@ -61,7 +58,7 @@ class Scoring:
 
     async def _score(self, trajectory: Trajectory) -> Reward:
         async with self._slots:
-            return (await score_all(self.manager, [trajectory]))[0]
+            return await score_one(self.manager, trajectory)
 
 
 def trl_reward(manager: RewardManager, *, concurrency: int = 64) -> Callable[..., list[float | None]]:
