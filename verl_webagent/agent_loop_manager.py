@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextvars import ContextVar
 from typing import Any
 
 import ray
+import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
@@ -24,6 +26,8 @@ from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.rewards.reward_manager import RewardError
 
 logger = logging.getLogger(__name__)
+
+_scoring: ContextVar[bool] = ContextVar("scoring", default=False)
 
 
 class WebAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
@@ -64,7 +68,11 @@ class WebAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
 
     async def _compute_score(self, outputs: list[AgentLoopOutput], kwargs: dict) -> None:
         """verl's call of the reward manager; then the trajectory stays behind, and rows travel light."""
-        await super()._compute_score(outputs, kwargs)
+        scoring = _scoring.set(True)
+        try:
+            await super()._compute_score(outputs, kwargs)
+        finally:
+            _scoring.reset(scoring)
         extra = outputs[0].extra_fields
         played, where = extra.pop(TRAJECTORY, None), extra.pop(KEPT_IN, None)
         told = outputs[-1].extra_fields.get("reward_extra_info") or {}
@@ -77,6 +85,13 @@ class WebAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             for name, value in scored.items():
                 setattr(played, name, value)
         await keep(f"{kwargs['uid']}_{kwargs['session_id']}", where, played)
+
+    def _compute_position_ids(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        # verl 0.9.1 pads a session's rows to one length for the reward manager, and fails where a row's positions have
+        # the four axes of a vision model. No reward depends on positions.
+        if _scoring.get():
+            return torch.arange(input_ids.size(1)).unsqueeze(0)
+        return super()._compute_position_ids(input_ids, *args, **kwargs)
 
     def _empty(self, sample: dict[str, Any], told: str, fatal: bool = False) -> AgentLoopOutput:
         return empty_row(self.tokenizer, self.config, int(sample["global_steps"]), broken(told) | {"fatal": fatal})
