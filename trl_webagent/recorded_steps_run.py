@@ -21,7 +21,8 @@ import torch
 from datasets import Dataset
 
 from trl_webagent.run import Run
-from trl_webagent.warm_up import _hash, cache_folder
+from trl_webagent.warm_up import _hash
+from webagent_core.cache import cache_folder
 from webagent_core.episode.browser_rollout import sees_pictures
 from webagent_core.episode.contexts import context_for
 from webagent_core.episode.rollout import GenerateBatch

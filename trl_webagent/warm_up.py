@@ -24,6 +24,8 @@ from trl import SFTConfig, SFTTrainer
 import webagent_core
 from trl_webagent.console import Console, StepBar, be_quiet, quiet
 from trl_webagent.image_rows import PictureCollator, imitation_rows
+from trl_webagent.lora import lora_config
+from webagent_core.cache import cache_folder
 from webagent_core.command_line import overrides_of, parser
 from webagent_core.episode.browser_rollout import BrowserRollout, settings_of
 from webagent_core.policy.demonstrations import gather
@@ -36,24 +38,21 @@ from webagent_core.recipe import Recipe, load_recipe
 from webagent_core.tasks.task import Task
 
 
-def cache_folder() -> Path:
-    """Where warmed-up policies are kept: $WEBAGENT_CACHE, else webagent-rl in the user's cache folder."""
-    home = os.environ.get("WEBAGENT_CACHE")
-    return Path(home) if home else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "webagent-rl"
-
-
 def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
     """Folder of the policy that `recipe` starts from (model and tokenizer), warmed up: the kept one, or made now.
 
-    The folder's name is a hash of everything that the result depends on.
+    With `policy.lora` the warm-up trains adapters too; they are merged into the model, so that the method's own start
+    at nothing and its reference is the warmed-up policy. The folder's name is a hash of everything that the result
+    depends on.
     """
-    settings, seed = recipe.policy.warm_up, recipe.train.seed
+    settings, lora, seed = recipe.policy.warm_up, recipe.policy.lora, recipe.train.seed
     chats = _demonstrations(recipe, rollout, console)
     libraries = [(name, version(name)) for name in ("torch", "transformers", "trl", "tokenizers")]
     key = _hash(
         ["policy"],
         chats,
         settings.model_dump(),
+        lora and lora.model_dump(),
         recipe.policy.model,
         _files_of(start_of(recipe)),
         seed,
@@ -85,6 +84,8 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
         **special,
         **cpu_arguments(),
     )
+    if lora:
+        learner["peft_config"] = lora_config(lora)
     with console.progress("warm-up: imitation", settings.steps) as bar:
         trainer = SFTTrainer(args=arguments, callbacks=[StepBar(bar)], **learner)
         quiet(trainer)
@@ -93,7 +94,7 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
     console.say(
         f"warm-up: {settings.steps} steps on {len(rows)} demonstrated steps, loss {loss[0]:.2f} -> {loss[-1]:.2f}"
     )
-    learner["model"].save_pretrained(making)
+    (trainer.model.merge_and_unload() if lora else learner["model"]).save_pretrained(making)
     learner["processing_class"].save_pretrained(making)
     shutil.rmtree(making / "trainer", ignore_errors=True)
     making.replace(folder)
@@ -105,7 +106,8 @@ def _reading(recipe: Recipe, rows: list[dict[str, Any]]) -> tuple[dict[str, Any]
     base, settings, seed = start_of(recipe), recipe.policy.warm_up, recipe.train.seed
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(base)
-    made_up = _made_up(tokenizer, round(len(rows) * settings.rehearsal / (1 - settings.rehearsal)), seed)
+    count = round(len(rows) * settings.rehearsal / (1 - settings.rehearsal))
+    made_up = _made_up(tokenizer, count, seed) if count else []
     learner = {"model": model, "processing_class": tokenizer, "train_dataset": Dataset.from_list(rows + made_up)}
     return learner, {"completion_only_loss": True, "train_sampling_strategy": "group_by_length"}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from webagent_core.browser.chromium import find_chromium
 from webagent_core.cli import override
+from webagent_core.policy.smollm2 import check_installed
 from webagent_core.recipe import Recipe, find_recipe, layers_of, load_recipe, refuse_unknown
 from webagent_core.rewards.for_recipe import check_rewards
 from webagent_core.tasks.demonstrations import check_demonstrated
@@ -116,10 +117,14 @@ def checked_recipe(recipe_folder: Path, arguments: argparse.Namespace, checkpoin
 
 
 def _check_model(name: str | None) -> None:
-    """Raise FileNotFoundError unless `name` is a tiny policy, the folder of a model, or a model of the hub."""
+    """Raise FileNotFoundError unless `name` is a tiny policy, the folder of a model, or a model of the hub.
+
+    Raises ModuleNotFoundError for smollm2 where its package is missing."""
+    if name == "smollm2":
+        return check_installed()
     if name in ("tiny", "tiny_vision") or (name and (Path(name) / "config.json").is_file()):
         return
-    allowed = "tiny, tiny_vision, a folder with a config.json, the name of a model on the hub"
+    allowed = "tiny, tiny_vision, smollm2, a folder with a config.json, the name of a model on the hub"
     if name and not Path(name).exists():
         from huggingface_hub import HfApi, constants
 

