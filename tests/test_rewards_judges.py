@@ -455,7 +455,7 @@ def test_the_gullible_judge_would_have_believed_them_outside_of_a_fence(hostile)
     assert parse_verdict(told, "json" if told.startswith("{") else "label") == "success"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.one_of(st.text(), st.sampled_from(HOSTILE)), min_size=1, max_size=4))
 def test_nothing_that_is_fenced_gets_out(texts):
     parts = ["Task: buy", *(Fenced(f"page {n}", text) for n, text in enumerate(texts, start=1)), "Criteria:\n1. x"]

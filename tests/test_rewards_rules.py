@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from webagent_core.episode.trajectory import ExitStatus, FinalPage, Step, Trajectory
@@ -92,11 +92,13 @@ async def test_the_manager_grades_the_page_of_the_first_finish(case):
 
 # ------------------------------------------------------------------------------------------------ whole kinds
 
+at_leisure = settings(deadline=None)  # the machine may have more to do
 words = st.text("abcdefgxyz", min_size=2, max_size=8)
 phrases = st.lists(words, min_size=1, max_size=4)
 numbers = st.integers(0, 10**7)
 
 
+@at_leisure
 @given(phrases, words)
 def test_exact_match_is_of_the_whole_answer_however_it_is_written(phrase, other):
     wanted = {"exact_match": " ".join(phrase).title()}
@@ -109,6 +111,7 @@ def test_exact_match_is_of_the_whole_answer_however_it_is_written(phrase, other)
     assert string_match(wanted, f"{same} {other}", "released") == 0
 
 
+@at_leisure
 @given(numbers, st.integers(1, 9))
 def test_a_number_is_equal_by_value_and_never_a_part_of_another(number, digit):
     exact, included = {"exact_match": str(number)}, {"must_include": [str(number)]}
@@ -121,6 +124,7 @@ def test_a_number_is_equal_by_value_and_never_a_part_of_another(number, digit):
         assert string_match(included, f"It is {answer} in all.") == 0
 
 
+@at_leisure
 @given(phrases, words, words)
 def test_must_include_is_of_whole_words_side_by_side(phrase, one, other):
     wanted = {"must_include": [" ".join(phrase)]}
@@ -143,6 +147,7 @@ def address(path: list[str], query: list[tuple[str, str]], *, host: str = "shop.
     return f"{where}?{urlencode(query)}" if query else where
 
 
+@at_leisure
 @given(segments, queries, st.randoms(use_true_random=False))
 def test_an_address_is_the_same_page_however_it_is_written_and_no_other(path, query, random):
     wanted = address(path, query)
@@ -290,6 +295,8 @@ PAGE = """<!doctype html><title>Order</title><style>p { content: "Paid" }</style
         ("document.querySelector('[name=gift]').checked", {"exact_match": "true"}, True),
         ("document.querySelector('a.next').href", {"exact_match": "/orders"}, True),
         ("document.querySelector('#nothing')?.outerText", {"exact_match": "x"}, False),
+        ("document.querySelector('#total b').innerHTML", {"exact_match": "12.50"}, True),
+        ("document.querySelector('#total b').outerHTML", {"exact_match": "<b>12.50</b>"}, True),
     ],
 )
 def test_html_checks_read_the_frozen_page(locator, required, passes):

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from webagent_core.rewards.verdict import PROTOCOLS, Verdict, parse_verdict
@@ -351,11 +351,13 @@ def test_long_replies_are_read_in_linear_time(protocol, piece):
     assert time.process_time() - started < 1
 
 
+@settings(deadline=None)
 @given(st.text(), st.sampled_from(PROTOCOLS))
 def test_any_text_gives_one_of_three_answers(text, protocol):
     assert parse_verdict(text, protocol) in set(Verdict)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="SUCEF NOTDVIRT:.\n\"'*-?", max_size=60))
 def test_nothing_before_a_plain_failure_turns_it_into_a_success(prefix):
     assert parse_verdict(f"{prefix}\nFinal verdict: NOT SUCCESS") != Verdict.SUCCESS

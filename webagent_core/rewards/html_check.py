@@ -38,6 +38,8 @@ def html_check(check: Mapping[str, Any], html: str) -> tuple[bool, str]:
     if unknown or "required_contents" not in check:
         raise ValueError(f"program_html: {dict(check)!r} is not allowed: locator, required_contents and perhaps url")
     wanted = check_references(check["required_contents"])
+    if "fuzzy_match" in wanted:
+        raise ValueError("program_html.required_contents: fuzzy_match is not allowed: exact_match or must_include")
     locator = str(check.get("locator", "")).strip()
     script = _LOCATOR.fullmatch(locator)
     if not script and re.search(r"\bdocument\b|=>|\)\.", locator):
@@ -60,17 +62,14 @@ def html_check(check: Mapping[str, Any], html: str) -> tuple[bool, str]:
     met = all(
         exact_match(value, text) if kind == "exact_match" else all(must_include(v, text, value) for v in value)
         for kind, value in wanted.items()
-        if kind != "fuzzy_match"
     )
-    if "fuzzy_match" in wanted:
-        raise ValueError("program_html.required_contents: fuzzy_match is not allowed: exact_match or must_include")
     return met, text[:200]
 
 
 def _read(element: Any, what: str) -> str:
     attributes = element.attributes
     if what in ("outerHTML", "innerHTML"):
-        return element.html or ""
+        return (element.html if what == "outerHTML" else element.inner_html) or ""
     if what == "href":
         return attributes.get("href") or ""
     if what == "checked":

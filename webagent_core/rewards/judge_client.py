@@ -44,7 +44,7 @@ class JudgeSettings(BaseModel):
     model: str | None = Field(default=None, min_length=1)
     api_key_env: str | None = "OPENAI_API_KEY"  # None: the server wants no key
     max_tokens: int = Field(default=1024, ge=1)
-    concurrency: int = Field(default=32, ge=1)  # requests in flight
+    concurrency: int = Field(default=32, ge=1)  # requests in flight, of each process that scores (verl: several)
     timeout_seconds: float = Field(default=60, gt=0)  # of one request, its reply included
     attempts: int = Field(default=4, ge=1)  # at one question, for a failed request as for a reply that cannot be read
     backoff_seconds: float = Field(default=1, ge=0)  # before the second attempt; doubled before each further one
