@@ -14,6 +14,13 @@ from webagent_core.tasks.task import Task
 CASES = json.loads((Path(__file__).parent / "cases" / "group_filter.json").read_text())
 
 
+def refill(filtering, next_tasks, play, outcomes):
+    """A whole batch, of groups whose outcomes follow from them."""
+    batch = filtering.refill(next_tasks, lambda tasks: [(group, outcomes(group)) for group in play(tasks)])
+    filtering.end(batch)
+    return batch
+
+
 def numbered():
     """Tasks t#0, t#1, ... and the numbers that were given out."""
     given: list[int] = []
@@ -58,7 +65,7 @@ def test_flat_groups_are_replaced_until_the_batch_is_full():
         rounds.append(len(tasks))
         return [(task, [1.0, 0.0] if task.seed % 3 == 0 else [0.0, 0.0]) for task in tasks]
 
-    batch = GroupFilter(4).refill(next_tasks, play, lambda group: group[1])
+    batch = refill(GroupFilter(4), next_tasks, play, lambda group: group[1])
     assert [group[0].seed for group in batch.groups] == [0, 3, 6, 9]
     assert batch.tasks == [group[0] for group in batch.groups]
     assert [group[0].seed for group in batch.others] == [1, 2, 4, 5, 7, 8]
@@ -77,15 +84,15 @@ def test_flat_groups_are_replaced_until_the_batch_is_full():
 def test_invalid_members_are_counted_apart_from_flat_groups():
     next_tasks, _ = numbered()
     outcomes = {0: [None, 1.0], 1: [None, 0.0, 0.0], 2: [None, 0.0, 1.0]}
-    batch = GroupFilter(1).refill(next_tasks, lambda tasks: [t.seed for t in tasks], lambda seed: outcomes[seed])
+    batch = refill(GroupFilter(1), next_tasks, lambda tasks: [t.seed for t in tasks], lambda seed: outcomes[seed])
     assert batch.groups == [2]
     assert (batch.metrics()["groups/dropped/lone"], batch.metrics()["groups/dropped/flat"]) == (1, 1)
 
 
 def test_the_bound_ends_a_batch_that_is_not_full():
     next_tasks, given = numbered()
-    batch = GroupFilter(4, most=6).refill(
-        next_tasks, lambda tasks: list(tasks), lambda task: [0.0, float(task.seed == 2)]
+    batch = refill(
+        GroupFilter(4, most=6), next_tasks, lambda tasks: list(tasks), lambda task: [0.0, float(task.seed == 2)]
     )
     assert [task.seed for task in batch.groups] == [2]
     assert len(given) == 6
@@ -94,8 +101,11 @@ def test_the_bound_ends_a_batch_that_is_not_full():
 
 def test_a_batch_ends_where_the_tasks_end():
     tasks = [Task("t", 0), Task("t", 1)]
-    batch = GroupFilter(4).refill(
-        lambda count: [tasks.pop() for _ in range(min(count, len(tasks)))], lambda tasks: list(tasks), lambda _: [0, 1]
+    batch = refill(
+        GroupFilter(4),
+        lambda count: [tasks.pop() for _ in range(min(count, len(tasks)))],
+        lambda tasks: list(tasks),
+        lambda _: [0, 1],
     )
     assert len(batch.groups) == 2
 
@@ -105,14 +115,17 @@ def test_no_signal_ends_the_run_after_a_few_batches_and_says_what_was_played():
     names = iter(["hard", "hard", "easy", "hard", "broken", "hard"])
     outcomes = {"hard": [0.0, 0.0], "easy": [1.0, 1.0, None], "broken": [None, 1.0]}
 
-    def refill():
-        return filtering.refill(
-            lambda count: [Task(next(names), 0) for _ in range(count)], lambda tasks: tasks, lambda t: outcomes[t.name]
+    def again():
+        return refill(
+            filtering,
+            lambda count: [Task(next(names), 0) for _ in range(count)],
+            lambda tasks: tasks,
+            lambda t: outcomes[t.name],
         )
 
-    assert refill().groups == []  # one such batch is trained on not at all
+    assert again().groups == []  # one such batch is trained on not at all
     with pytest.raises(NoSignal) as end:
-        refill()
+        again()
     assert str(end.value) == (
         "no group has signal in 2 batches in a row: 6 groups played, 4 groups flat at reward 0 (hard 4); 1 group flat"
         " at reward 1 (easy 1); 1 group with fewer than two valid members (broken 1)"
@@ -122,25 +135,25 @@ def test_no_signal_ends_the_run_after_a_few_batches_and_says_what_was_played():
 def test_a_batch_with_signal_starts_the_count_anew():
     filtering = GroupFilter(1, most=1, patience=2)
     for outcomes in ([0, 0], [0, 1], [0, 0]):
-        filtering.refill(lambda count: [Task("t", 0)], lambda tasks: tasks, lambda _, o=outcomes: o)
+        refill(filtering, lambda count: [Task("t", 0)], lambda tasks: tasks, lambda _, o=outcomes: o)
     assert filtering.empty_batches == 1
     with pytest.raises(NoSignal, match="2 groups flat at reward 0"):
-        filtering.refill(lambda count: [Task("t", 0)], lambda tasks: tasks, lambda _: [0, 0])
+        refill(filtering, lambda count: [Task("t", 0)], lambda tasks: tasks, lambda _: [0, 0])
 
 
 def test_the_count_of_empty_batches_survives_a_checkpoint():
     first = GroupFilter(1, most=1, patience=2)
-    first.refill(lambda count: [Task("t", 0)], lambda tasks: tasks, lambda _: [-1, -1])
+    refill(first, lambda count: [Task("t", 0)], lambda tasks: tasks, lambda _: [-1, -1])
     second = GroupFilter(1, most=1, patience=2)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     with pytest.raises(NoSignal, match=r"flat at reward -1 \(t 1\); 1 group flat at reward 0 \(t 1\)"):
-        second.refill(lambda count: [Task("t", 0)], lambda tasks: tasks, lambda _: [0, 0])
+        refill(second, lambda count: [Task("t", 0)], lambda tasks: tasks, lambda _: [0, 0])
 
 
 def test_no_tasks_at_all_is_said_as_such():
     filtering = GroupFilter(2, patience=1)
     with pytest.raises(NoSignal, match="no tasks to play"):
-        filtering.refill(lambda count: [], lambda tasks: tasks, lambda _: [])
+        refill(filtering, lambda count: [], lambda tasks: tasks, lambda _: [])
 
 
 def test_a_group_that_is_too_old_is_stale():
@@ -169,8 +182,8 @@ FILTERS = ("asyncwebrl", "openwebrl", "zerogui")
 
 def test_what_a_backend_does_wrong_is_said():
     with pytest.raises(ValueError, match="play returned 1 groups for 2 tasks"):
-        GroupFilter(2).refill(numbered()[0], lambda tasks: tasks[:1], lambda _: [0, 1])
+        refill(GroupFilter(2), numbered()[0], lambda tasks: tasks[:1], lambda _: [0, 1])
     with pytest.raises(ValueError, match="next_tasks returned 3 tasks, and was asked for 2"):
-        GroupFilter(2).refill(lambda count: [Task("t", 0)] * 3, lambda tasks: tasks, lambda _: [0, 1])
+        refill(GroupFilter(2), lambda count: [Task("t", 0)] * 3, lambda tasks: tasks, lambda _: [0, 1])
     with pytest.raises(ValueError, match="most = 1"):
         GroupFilter(2, most=1)

@@ -39,7 +39,9 @@ def one_update(sampling):
         return [(task, [float((task.seed >> i) % 3 == 0) for i in range(4)]) for task in tasks]
 
     if sampling.groups:
-        groups = sampling.groups.refill(sampling.tasks.next, play, lambda group: group[1]).groups
+        batch = sampling.groups.refill(sampling.tasks.next, lambda tasks: [(each, each[1]) for each in play(tasks)])
+        sampling.groups.end(batch)
+        groups = batch.groups
     else:
         groups = play(sampling.tasks.next(3))
     for number, (task, outcomes) in enumerate(groups):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from accelerate.utils import gather_object
 
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
-from webagent_core.sampling.filters import Batch, NoSignal
+from webagent_core.sampling.filters import NoSignal, why_dropped
 from webagent_core.sampling.state import Sampling
 from webagent_core.tasks.task import Task
 
@@ -58,10 +58,8 @@ def play_batch(
             f"{places} trajectories a rank, groups of {group_size}, {ranks} ranks: not allowed with a group filter that"
             f" wants {sampling.groups.wanted} groups; each rank needs whole groups, and all of them together that many"
         )
-    batch, rounds, missing = sampling.groups.batch(), 0, [places // group_size] * ranks
-    while batch.room and (tasks := sampling.tasks.next(batch.room)):
-        rounds += 1
-        _play_round(batch, tasks, play, group_size, rank, missing)
+    rounds = _Rounds(play, group_size, rank, [places // group_size] * ranks)
+    batch = sampling.groups.refill(sampling.tasks.next, rounds)
     no_signal = None
     try:
         sampling.groups.end(batch)
@@ -70,29 +68,38 @@ def play_batch(
     kept = [trajectory for group in batch.groups for trajectory in group]
     others = [trajectory for group in batch.others for trajectory in group]
     room = places - len(kept)
-    metrics = batch.metrics() | {"groups/refills": float(max(0, rounds - 1))}
+    metrics = batch.metrics() | {"groups/refills": float(max(0, rounds.played - 1))}
     return SampledBatch(_filled(kept + others[:room], places), others[room:], metrics, no_signal)
 
 
-def _play_round(
-    batch: Batch[list[Trajectory]],
-    tasks: Sequence[Task],
-    play: PlayTasks,
-    group_size: int,
-    rank: int,
-    missing: list[int],
-) -> None:
-    """Each rank plays as many of the tasks as it misses groups; every rank offers all of them, others' as empty."""
-    shares, left = [], list(tasks)
-    for count in missing:
-        shares.append(left[:count])
-        del left[:count]
-    played = play([task for task in shares[rank] for _ in range(group_size)])
-    own = [played[start : start + group_size] for start in range(0, len(played), group_size)]
-    outcomes = iter(gather_object([[t.score for t in group] for group in own]))
-    for of_rank, share in enumerate(shares):
-        for index, task in enumerate(share):
-            missing[of_rank] -= batch.offer(task, own[index] if of_rank == rank else [], next(outcomes))
+@dataclass
+class _Rounds:
+    """`GroupFilter.refill`'s play for all ranks: each plays as many of the tasks as it misses groups.
+
+    Every rank learns the outcomes of all groups; those that another one played are empty.
+    """
+
+    play: PlayTasks
+    group_size: int
+    rank: int
+    missing: list[int]  # groups, by rank
+    played: int = 0
+
+    def __call__(self, tasks: Sequence[Task]) -> list[tuple[list[Trajectory], list[float | None]]]:
+        self.played += 1
+        shares, left = [], list(tasks)
+        for count in self.missing:
+            shares.append(left[:count])
+            del left[:count]
+        played = self.play([task for task in shares[self.rank] for _ in range(self.group_size)])
+        own = [played[start : start + self.group_size] for start in range(0, len(played), self.group_size)]
+        outcomes = iter(gather_object([[t.score for t in group] for group in own]))
+        groups = []
+        for of_rank, share in enumerate(shares):
+            for index, task in enumerate(share):
+                groups.append((own[index] if of_rank == self.rank else [], next(outcomes)))
+                self.missing[of_rank] -= why_dropped(task, groups[-1][1]) is None
+        return groups
 
 
 def _filled(trajectories: list[Trajectory], places: int) -> list[Trajectory]:

@@ -103,8 +103,8 @@ class Batch(Generic[Group]):
 class GroupFilter:
     """Fills batches with groups that have signal.
 
-    One batch in which none has any is no reason to stop a run: `refill` returns it empty, to be trained on not at all.
-    After `patience` of them in a row `refill` raises `NoSignal`.
+    One batch in which none has any is no reason to stop a run: it is trained on not at all. After `patience` of them in
+    a row `end` raises `NoSignal`.
     """
 
     wanted: int
@@ -137,18 +137,15 @@ class GroupFilter:
     def refill(
         self,
         next_tasks: Callable[[int], Sequence[Task]],
-        play: Callable[[Sequence[Task]], Sequence[Group]],
-        outcomes: Callable[[Group], Sequence[float | None]],
+        play: Callable[[Sequence[Task]], Sequence[tuple[Group, Sequence[float | None]]]],
     ) -> Batch[Group]:
-        """Play until the batch is full, its bound is reached or the tasks are used up. Same calls, same batch.
+        """Play until the batch is full, its bound is reached or the tasks are used up; then give it to `end`.
 
         Args:
             next_tasks: up to n more tasks; none: there are no more.
-            play: one group for each task, in order.
-            outcomes: those of a group's members, None for an invalid one.
+            play: for each task, in order, a group and the outcomes of its members, None for an invalid one.
 
         Raises:
-            NoSignal: this is the `patience`-th batch in a row without a group that has signal.
             ValueError: `play` did not return one group a task, or `next_tasks` returned more than it was asked for.
         """
         batch: Batch[Group] = self.batch()
@@ -161,13 +158,16 @@ class GroupFilter:
             groups = play(tasks)
             if len(groups) != len(tasks):
                 raise ValueError(f"play returned {len(groups)} groups for {len(tasks)} tasks")
-            for task, group in zip(tasks, groups, strict=True):
-                batch.offer(task, group, outcomes(group))
-        self.end(batch)
+            for task, (group, outcomes) in zip(tasks, groups, strict=True):
+                batch.offer(task, group, outcomes)
         return batch
 
     def end(self, batch: Batch) -> None:
-        """Count a batch that gets no more groups; raises NoSignal as `refill` does."""
+        """Count a batch that gets no more groups.
+
+        Raises:
+            NoSignal: this is the `patience`-th batch in a row without a group that has signal.
+        """
         if batch.groups:
             self.empty_batches, self.dropped = 0, Counter()
             return

@@ -1,7 +1,7 @@
 """All that one run needs of sampling, made from its recipe, with one state for its checkpoints.
 
     sampling = Sampling(recipe)
-    batch = sampling.groups.refill(sampling.tasks.next, play, outcomes)    # where the recipe filters groups
+    batch = sampling.groups.refill(sampling.tasks.next, play)              # where the recipe filters groups
     earlier = sampling.join(entries)                                       # where it replays: planned beside the batch
     plan = sampling.choose(objective.plan(facts), entries + earlier)       # where it trains on some of the rows
     sampling.update += 1                                                   # the update is finished
