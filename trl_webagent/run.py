@@ -31,11 +31,10 @@ from webagent_core.episode.trajectory import Trajectory
 from webagent_core.policy.tiny import start_of
 from webagent_core.policy.vision_processing import counter_of, load_processing_class
 from webagent_core.recipe import Critic, Recipe
-from webagent_core.report.learning_curve import plot_learning_curve
 from webagent_core.report.run_directory import RunDirectory
 from webagent_core.report.summary import closing_lines, cut_steps, duration, ends_of, failed_steps, success_by_task
 from webagent_core.report.text import one_line
-from webagent_core.report.viewer import write_report
+from webagent_core.report.viewer import make_report
 from webagent_core.rewards import Scoring
 from webagent_core.rewards.counts import reward_metrics
 from webagent_core.rewards.for_recipe import rewards_for
@@ -286,15 +285,11 @@ class Run:
         return {}
 
     def _report(self, seconds: float) -> None:
-        plot_learning_curve(self.directory, self.out / "learning_curve.png")
-        write_report(self.directory, self.out / "report.html")
+        curve, page = make_report(self.directory)
         *by_task, overall = closing_lines(self.directory.metrics(), self.recipe.tasks.names, self.recipe.train.seed)
         for line in by_task:
             self.console.say(line)
-        self.console.say(
-            f"{duration(seconds)} in all; every step to click through: {self.out / 'report.html'}; "
-            f"the curve: {self.out / 'learning_curve.png'}"
-        )
+        self.console.say(f"{duration(seconds)} in all; every step to click through: {page}; the curve: {curve}")
         self.console.say(overall)
 
 

@@ -18,11 +18,10 @@ from tensordict import TensorDict
 
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.recipe import Recipe
-from webagent_core.report.learning_curve import plot_learning_curve
 from webagent_core.report.run_directory import RunDirectory
 from webagent_core.report.summary import cut_steps, ends_of, failed_steps, success_by_task
 from webagent_core.report.text import one_line
-from webagent_core.report.viewer import write_report
+from webagent_core.report.viewer import make_report
 from webagent_core.rewards.counts import reward_metrics
 
 
@@ -115,5 +114,4 @@ class RunLog:
         self.directory.log_trajectories(update, phase, trajectories, None)
         say(one_line(line))
         if phase == "after":
-            plot_learning_curve(self.directory, self.directory.path / "learning_curve.png")
-            write_report(self.directory, self.directory.path / "report.html")
+            make_report(self.directory)

@@ -165,13 +165,10 @@ def last_checkpoint(out: Path) -> Path | None:
 
 def _report(out: Path) -> None:
     """For a run that ends before its last evaluation, after which the trainer itself writes these."""
-    from webagent_core.report.learning_curve import plot_learning_curve
     from webagent_core.report.run_directory import RunDirectory
-    from webagent_core.report.viewer import write_report
+    from webagent_core.report.viewer import make_report
 
-    directory = RunDirectory(out)
-    plot_learning_curve(directory, out / "learning_curve.png")
-    write_report(directory, out / "report.html")
+    make_report(RunDirectory(out))
 
 
 def _close(recipe: Recipe, out: Path, seconds: float) -> None:

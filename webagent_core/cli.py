@@ -271,15 +271,12 @@ def report(run: Annotated[Path, typer.Argument(help="A run's folder, e.g. runs/w
     if not (run / "metrics.jsonl").is_file():
         fail(f"run = {str(run)!r} is not a run: a folder with metrics.jsonl is")
     with one_line_errors():
-        from webagent_core.report.learning_curve import plot_learning_curve
         from webagent_core.report.run_directory import RunDirectory
-        from webagent_core.report.viewer import write_report
+        from webagent_core.report.viewer import make_report
 
-        directory = RunDirectory(run)
-        plot_learning_curve(directory, run / "learning_curve.png")
-        write_report(directory, run / "report.html")
-    print(run / "learning_curve.png")
-    print(run / "report.html")
+        curve, page = make_report(RunDirectory(run))
+    print(curve)
+    print(page)
 
 
 @app.command()

@@ -76,6 +76,14 @@ class _Line:
         return self.phase, self.update, self.group
 
 
+def make_report(run: RunDirectory) -> tuple[Path, Path]:
+    """Write learning_curve.png and report.html of a run, finished or not, into its folder; returns both files."""
+    curve, page = run.path / "learning_curve.png", run.path / "report.html"
+    plot_learning_curve(run, curve)
+    write_report(run, page)
+    return curve, page
+
+
 def write_report(
     run: RunDirectory,
     path: str | os.PathLike[str],
