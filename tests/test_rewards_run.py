@@ -8,46 +8,42 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
-import statistics
 import subprocess
-from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
-from test_readme import example
+from reward_runs import (
+    NO_VERDICT,
+    WRONG,
+    check_baselines,
+    check_counted,
+    check_named,
+    check_rewards_are_verdicts,
+    readme_class,
+    untrained_policy,
+)
 from test_run_trl import lines, start, updates_done, wait_for
 
 from trl_webagent.command_line import main
-from webagent_core.policy.tiny import build_policy
-from webagent_core.policy.tokenizer import build_tokenizer
 from webagent_core.recipe import load_recipe
-from webagent_core.rewards import RewardManager
 from webagent_core.rewards.for_recipe import check_rewards
 from webagent_core.rewards.local_judge import LocalJudge
 
 TESTS = Path(__file__).parent
 RECIPE = TESTS.parent / "recipes" / "webagent_r1"
-NO_VERDICT = ("http_500", "hang", "truncated_json", "prose", "empty_body")
-PATIENCE = 900  # seconds: the machine may have more to do
+PATIENCE = 3600  # seconds: the machine may have more to do
+TIMEOUT = 8  # seconds that the judge has for an answer
 IN_TURN = [fault for each in (*NO_VERDICT, "not_success") for fault in (each, "")]  # "": an answer between them
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One that has learnt nothing: how good it is does not matter here."""
-    folder = tmp_path_factory.mktemp("policy")
-    tokenizer = build_tokenizer(["click type select stop 1 2 3 Task: button page ok"] * 3)
-    tokenizer.save_pretrained(folder)
-    build_policy(tokenizer, seed=0).save_pretrained(folder)
-    return folder
+__all__ = ["untrained_policy"]  # a fixture of this module too
 
 
-def begin(out: Path, policy: Path, **changed) -> subprocess.Popen:
+def begin(out: Path, policy: Path, *arguments: str, **changed) -> subprocess.Popen:
     """A run of three groups of six an update."""
     settings = {"policy.model": policy, "policy.warm_up": "null", "rollout.groups_per_update": 3,
                 "train.updates": 1, "train.eval_every": 0}  # fmt: skip
-    return start(out, policy, **(settings | changed))
+    return start(out, policy, *arguments, **(settings | changed))
 
 
 def finish(run: subprocess.Popen) -> str:
@@ -57,15 +53,16 @@ def finish(run: subprocess.Popen) -> str:
 
 
 @pytest.mark.slow
-def test_no_failure_of_the_judge_is_ever_a_reward_and_the_run_goes_on(tmp_path, policy, monkeypatch):
+def test_no_failure_of_the_judge_is_ever_a_reward_and_the_run_goes_on(tmp_path, untrained_policy, monkeypatch):
     """The judge is well in update 1, fails in turn in 2 and 3, and is well again from 4 on."""
     verdicts = itertools.cycle(["Verdict: SUCCESS", "Verdict: NOT SUCCESS", "Verdict: SUCCESS"])
     monkeypatch.setattr("webagent_core.rewards.local_judge.judge", lambda _: next(verdicts))
     out = tmp_path / "run"
     with LocalJudge() as judge:
-        settings = {"base_url": judge.base_url, "model": "m", "attempts": 1, "timeout_seconds": 8, "concurrency": 1}
+        settings = {"base_url": judge.base_url, "model": "m", "attempts": 1, "concurrency": 1}
         asked = {f"reward.judge.{name}": value for name, value in settings.items()}
-        run = begin(out, policy, **asked, **{"reward.manager": "judge", "train.updates": 6})
+        asked["reward.judge.timeout_seconds"] = TIMEOUT
+        run = begin(out, untrained_policy, **asked, **{"reward.manager": "judge", "train.updates": 6})
         wait_for(run, lambda: updates_done(out) >= 1, PATIENCE)
         judge.faults.extend(IN_TURN * 100)
         wait_for(run, lambda: updates_done(out) >= 3, PATIENCE)
@@ -75,95 +72,49 @@ def test_no_failure_of_the_judge_is_ever_a_reward_and_the_run_goes_on(tmp_path, 
     assert "success on held-out seeds: " in stdout.splitlines()[-1]
 
     trained = [line for line in lines(out, "trajectories") if line["phase"] == "train"]
-    failed = [line for line in trained if line["exit_status"] == "judge_error"]
-    assert all(counts[fault] for fault in (*NO_VERDICT, "not_success", "rule")), counts
-    # With one attempt a question, each request without a verdict is one trajectory.
-    assert len(failed) == sum(counts[fault] for fault in NO_VERDICT)
-    for line in failed:
-        assert line["reward"] is None and line["advantage"] is None and not line["valid"] and line["evidence"]
     metrics = {line["update"]: line for line in lines(out, "metrics") if line["phase"] == "train"}
-    per_update = Counter(line["update"] for line in failed)
-    assert {update: line["exit_status/judge_error"] for update, line in metrics.items()} == {
-        update: per_update[update] for update in metrics
-    }
-
-    # Baselines, rows and success are of the others.
-    groups = defaultdict(list)
-    for line in trained:
-        groups[line["update"], line["group"]].append(line)
-    rows = Counter()
-    for (update, _), members in groups.items():
-        valid = [line for line in members if line["valid"]]
-        if len(valid) < 2:
-            assert all(line["advantage"] is None for line in members)
-            continue
-        rewards = [line["reward"] for line in valid]
-        spread = statistics.stdev(rewards)
-        expected = [(reward - statistics.mean(rewards)) / spread if spread else 0.0 for reward in rewards]
-        assert [line["advantage"] for line in valid] == pytest.approx(expected)
-        rows[update] += sum(len(line["steps"]) for line in valid)
-    for update, line in metrics.items():
-        valid = [each for each in trained if each["update"] == update and each["valid"]]
-        assert line["rows"] == rows[update]
-        assert line["success"] == pytest.approx(sum(each["success"] for each in valid) / len(valid))
-
-    assert per_update[2] and per_update[3] and not (per_update[1] or per_update[5] or per_update[6])
-    # Well again, the judge gives every trajectory its verdict, and nobody waits for one.
-    assert all(metrics[update]["invalid"] == 0 and metrics[update]["seconds"]["rewards"] < 4 for update in (5, 6))
+    failed = check_rewards_are_verdicts(trained, counts)
+    check_baselines(trained)
+    check_counted(trained, metrics)
+    assert sorted(metrics) == [1, 2, 3, 4, 5, 6]
+    assert {2, 3} <= {line["update"] for line in failed} <= {2, 3, 4}
+    for update, line in metrics.items():  # no row of a failed one, nor of a group without a baseline, was trained on
+        with_baseline = [each for each in trained if each["update"] == update and each["advantage"] is not None]
+        assert line["rows"] == sum(len(each["steps"]) for each in with_baseline)
+    assert max(metrics[update]["judge/longest_seconds"] for update in (2, 3)) >= TIMEOUT
+    # Well again, the judge gives every trajectory its verdict at once, and nobody waits for one.
+    for update in (5, 6):
+        line = metrics[update]
+        assert line["invalid"] == line["judge/failed_requests"] == 0 and line["judge/requests"] == 18
+        assert line["judge/longest_seconds"] < TIMEOUT / 2 and line["seconds"]["rewards"] < TIMEOUT / 2
     report = (out / "report.html").read_text("utf-8")
     assert "judge_error" in report and "HTTP 500" in report  # what the judge did is there to be read
 
 
 @pytest.mark.slow
-def test_the_class_that_readme_shows_trains(tmp_path, policy, monkeypatch):
-    (tmp_path / "my_rewards.py").write_text(example("class Brisk"))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+def test_the_class_that_readme_shows_trains_by_the_command_that_it_shows(tmp_path, untrained_policy, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", str(TESTS.parent)]))
     out = tmp_path / "run"
-    finish(begin(out, policy, **{"reward.manager": "my_rewards:Brisk"}))
+    finish(begin(out, untrained_policy, *readme_class(tmp_path, "train_trl.py")))
     trajectories = lines(out, "trajectories")
     assert {line["phase"] for line in trajectories} == {"before", "train", "after"}
     for line in trajectories:
         paid = line["reward"] + (0.05 * len(line["steps"]) if line["phase"] == "train" else 0)
         assert paid == pytest.approx(1.0 if line["success"] else 0.0)
-    assert {len(line["steps"]) for line in trajectories} > {1}
-
-
-class Raises(RewardManager):
-    def score(self, trajectory):
-        return {}[trajectory.task]
-
-
-class NotANumber(RewardManager):
-    def score(self, trajectory):
-        return float("nan")
-
-
-class Nothing(RewardManager):
-    async def score(self, trajectory):
-        return None
-
-
-class Text(RewardManager):
-    def score(self, trajectory):
-        return "1.0"
+    assert max(len(line["steps"]) for line in trajectories) > 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("Raises", r"raised KeyError: 'miniwob/"),
-        ("NotANumber", r"returned nan, allowed is a finite number or a Reward"),
-        ("Nothing", r"returned None, allowed is"),
-        ("Text", r"returned '1\.0', allowed is"),
-    ],
-)
-def test_a_class_that_is_wrong_ends_the_run_and_is_named_with_the_trajectory(tmp_path, policy, monkeypatch, name, said):
+@pytest.mark.parametrize(("name", "said"), WRONG)
+def test_a_class_that_is_wrong_ends_the_run_and_is_named_with_the_trajectory(
+    tmp_path, untrained_policy, monkeypatch, name, said
+):
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
-    run = begin(tmp_path / "run", policy, **{"reward.manager": f"test_rewards_run:{name}"})
+    run = begin(tmp_path / "run", untrained_policy, **{"reward.manager": f"reward_runs:{name}"})
     _, stderr = run.communicate(timeout=PATIENCE)
     assert run.returncode == 1
-    assert re.search(rf"{name}\.score of miniwob/[\w-]+ \(seed \d+\) {said}", stderr.splitlines()[-1]), stderr[-2000:]
+    check_named(stderr, name, said)
 
 
 REFUSED = {
@@ -179,7 +130,7 @@ REFUSED = {
         ["reward.judge.api_key_env = 'NO_SUCH_KEY'", "null"],
     ),
     "unknown": (["reward.manager=vote"], ["reward.manager = 'vote'", "votes", "package.module:Class"]),
-    "no class": (["reward.manager=test_rewards_run:Missing"], ["'test_rewards_run:Missing'", "package.module:Class"]),
+    "no class": (["reward.manager=reward_runs:Missing"], ["'reward_runs:Missing'", "package.module:Class"]),
     "no manager": (["reward.manager=json:JSONDecoder"], ["'json:JSONDecoder'", "subclass of"]),
     "no facts": (["reward.manager=rubric"], ["'rubric'", "reward.facts"]),
     "no file": (["reward.manager=rules", "reward.facts=no.json"], ["reward.facts = 'no.json'", "no such file"]),
