@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -13,7 +14,14 @@ from datasets import Dataset
 from peft import LoraConfig
 from PIL import Image, ImageDraw
 from toy_policy import one_thread
-from transformers import AutoConfig, AutoModelForImageTextToText, TrainerCallback
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Qwen2_5_VLConfig,
+    Qwen3VLConfig,
+    TrainerCallback,
+)
 
 from trl_webagent import StepGRPOConfig, StepGRPOTrainer
 from trl_webagent.image_rows import ImageInputs
@@ -21,13 +29,14 @@ from webagent_core.episode.pictures import picture_part, picture_urls, pictures_
 from webagent_core.episode.runner import ContextOverflow
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 from webagent_core.objectives import load_objective
-from webagent_core.policy.tiny_vision import build_vision_policy, write_start
-from webagent_core.policy.vision_processing import load_processing_class
+from webagent_core.policy.tiny_vision import PICTURE, build_vision_policy, write_start
+from webagent_core.policy.vision_processing import load_processing_class, sees
 from webagent_core.sampling.stored import store, trajectory_of
 
 __all__ = ["one_thread"]  # a fixture of this module too
 
 G = 4
+PROCESSORS = {"qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
 TEXTS = ["Task: Press the red button", "Feedback: the page did not change", "Task: Press the button on the left now"]
 
 
@@ -71,8 +80,44 @@ def chats() -> list[list[dict]]:
     return [chat(number, pictures) for number, pictures in enumerate(PICTURES)]
 
 
+def write_qwen(folder: Path, kind: str) -> Path:
+    """`folder`, with a policy of the class and the picture format of a Qwen-VL that is in use; its weights are random
+    and few."""
+    write_start(folder, TEXTS * 3)
+    tokenizer = load_processing_class(str(folder)).tokenizer
+    names = {"image": PICTURE[1], "video": PICTURE[3], "vision_start": PICTURE[0], "vision_end": PICTURE[2]}
+    ids = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
+    text = {
+        "vocab_size": len(tokenizer), "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "bos_token_id": None, "initializer_range": 0.15,
+        "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id,
+    }  # fmt: skip
+    eyes = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 48}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 4, 4]}
+    if kind == "qwen2_5_vl":
+        patch, text["rope_parameters"] = 14, rope
+        eyes |= {"window_size": 56, "fullatt_block_indexes": [1]}
+        config = Qwen2_5_VLConfig(text_config=text, vision_config=eyes, tie_word_embeddings=True, **ids)
+    else:
+        patch, text["head_dim"], text["rope_parameters"] = 16, 24, rope | {"mrope_interleaved": True}
+        eyes |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}
+        config = Qwen3VLConfig(text_config=text, vision_config=eyes, tie_word_embeddings=True, **ids)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForImageTextToText.from_config(config)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    images = json.loads((folder / "preprocessor_config.json").read_text())
+    images |= {"patch_size": patch, "temporal_patch_size": 2, "processor_class": PROCESSORS[kind]}
+    images["size"] = {"shortest_edge": (2 * patch) ** 2, "longest_edge": 1280 * 1280}
+    (folder / "preprocessor_config.json").write_text(json.dumps(images))
+    return folder
+
+
 def load(start: Path) -> Any:
-    return AutoModelForImageTextToText.from_pretrained(start, dtype=torch.float32)
+    kind = AutoModelForImageTextToText if sees(str(start)) else AutoModelForCausalLM
+    return kind.from_pretrained(start, dtype=torch.float32)
 
 
 def trainer_of(start: Path, out: Path, play: Callable, **changed: Any) -> StepGRPOTrainer:
@@ -154,6 +199,25 @@ def test_rows_get_the_log_probabilities_that_their_tokens_were_sampled_with(star
     mask = batch["completion_mask"].bool()
     assert mask.sum() > len(chats)
     assert float((logps - sampled[:, : logps.size(1)])[mask].abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("kind", sorted(PROCESSORS))
+def test_qwens_own_classes_go_the_same_way(kind, chats, tmp_path):
+    folder = write_qwen(tmp_path / kind, kind)
+    trainer = trainer_of(folder, tmp_path / "out", playing, max_rows_per_forward=2)
+    assert trainer.model.config.model_type == kind
+    calls = recorded(trainer)
+    answers = trainer.generate(chats)
+    ids = trainer.processing_class.image_token_id
+    assert [answer.prompt_ids.count(ids) > 0 for answer in answers] == [pictures > 0 for pictures in PICTURES]
+    (_, sampled), batch = calls[0], trainer._tokens([step(*each) for each in zip(chats, answers, strict=True)])
+    with torch.no_grad():
+        logps = trainer._logps(trainer.model, batch)
+    mask = batch["completion_mask"].bool()
+    assert float((logps - sampled[:, : logps.size(1)])[mask].abs().max()) < 1e-4
+    before = trainer.model.model.visual.patch_embed.proj.weight.detach().clone()
+    trainer.train()
+    assert not torch.equal(before, trainer.model.model.visual.patch_embed.proj.weight)
 
 
 def test_image_tokens_of_a_prompt_are_as_many_as_its_pictures_fill(start, chats, tmp_path):

@@ -122,13 +122,19 @@ def test_imitation_of_pictures_teaches_where_the_button_is(processor, tmp_path):
     assert seeing < 0.5 * misled  # a policy blind to the picture would do equally well with another page's
 
 
-def test_demonstrators_who_point_succeed_on_real_pages():
+def test_demonstrators_who_point_succeed_on_real_pages_and_their_habit_does_nothing_there():
     settings = {"pages": 4, "context": OpenWebRLContext(), "limits": EpisodeLimits(3), "viewport": (160, 224)}
     settings["page_limits"] = PageLimits(load_seconds=20, call_seconds=20)
+    tasks = [Task(name, 11) for name in sorted(TARGETS)]
     with BrowserRollout(**settings, coordinates=CoordinateSpace("pixel")) as rollout:
-        played = gather(rollout, [Task(name, 11) for name in sorted(TARGETS)], mistakes=0.0, seed=0)
+        played = gather(rollout, tasks, mistakes=0.0, seed=0)
+        slips = gather(rollout, tasks, mistakes=1.0, seed=0)
     assert {trajectory.task: trajectory.success for trajectory in played} == dict.fromkeys(TARGETS, True)
-    assert all(step.response.startswith("Action: click(") for trajectory in played for step in trajectory.steps)
+    pressed = [step.action for trajectory in played for step in trajectory.steps]
+    assert {action.name for action in pressed} == {"click"}
+    assert {(action.x % 8, action.y % 8) for action in pressed} == {(4, 4)}
+    assert {str(trajectory.exit_status) for trajectory in slips} == {"step_limit"}
+    assert {step.response for trajectory in slips for step in trajectory.steps} == {"Action: click(12, 12)"}
 
 
 def test_a_task_that_nobody_points_at_is_refused():

@@ -111,7 +111,8 @@ def write_start(folder: Path, corpus: Iterable[str], **sizes: int) -> None:
         "merge_size": 2,
         "temporal_patch_size": 1,
         "size": {"shortest_edge": (2 * _PATCH) ** 2, "longest_edge": 1280 * 1280},  # areas
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
+        # White is nothing. Most of a page is white, and to random weights what is large is all that there is to see.
+        "image_mean": [1.0, 1.0, 1.0],
+        "image_std": [0.25, 0.25, 0.25],
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(images, indent=2) + "\n")

@@ -22,6 +22,9 @@ from webagent_core.tasks.targets import TARGETS, check_shown
 from webagent_core.tasks.task import Task
 
 _POINT = files(__package__).joinpath("visible_point.js").read_text()
+# Pixels: who presses aims at the middle of a square of this side. Of fewer points each is shown more often.
+_GRID = 8
+_FIRST_WORD = (12.0, 12.0)  # of the task, which MiniWoB++ shows on top of its page; to press it does nothing
 
 
 def gather(
@@ -31,7 +34,8 @@ def gather(
 
     Args:
         rollout: its runner acts at points.
-        mistakes: chance, at every step, of a press anywhere on the page instead of the right one.
+        mistakes: chance, at every step, of a press of the task's first word instead of what it speaks of. One habit
+            that all tasks share, for the reasons of `tasks.demonstrations.demonstrate`.
 
     Raises:
         ValueError: a task without a demonstrator, or a runner that acts on elements.
@@ -51,11 +55,8 @@ async def _gather(
 
         async def answer(page: WebPage, trajectory: Trajectory, chat: list[dict]) -> Response:
             image = pictures_of(chat)[-1].size
-            if rng.random() < mistakes:
-                point = tuple(rng.randrange(side) for side in image)
-            else:
-                left, upper = await _target(page, trajectory)
-                point = left * image[0] / page.viewport[0], upper * image[1] / page.viewport[1]
+            left, upper = _FIRST_WORD if rng.random() < mistakes else await _target(page, trajectory)
+            point = left * image[0] / page.viewport[0], upper * image[1] / page.viewport[1]
             return Response(response(runner.coordinates.to_model(point, image)))
 
         trajectory = await _WithPage(**vars(runner)).run(task, answer)
@@ -75,7 +76,7 @@ async def _target(page: WebPage, trajectory: Trajectory) -> tuple[float, float]:
     found = await page.evaluate(f"(goal) => ({_POINT})({TARGETS[trajectory.task]})", trajectory.goal)
     if found is None:
         raise LookupError(f"{trajectory.group}: the page shows nothing to press for {trajectory.goal!r}")
-    return found["x"], found["y"]
+    return tuple(_GRID * (found[side] // _GRID + 0.5) for side in "xy")
 
 
 class _WithPage(EpisodeRunner):
