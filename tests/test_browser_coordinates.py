@@ -115,11 +115,14 @@ class Pages:
     url: str
     unread: str | None = None
 
+    def hosts_of(self, task: Task) -> None:
+        return None
+
     async def open(self, page: WebPage, task: Task) -> str:
         await page.goto(self.url)
         return "Click in the middle."
 
-    async def outcome(self, page: WebPage) -> Outcome:
+    async def outcome(self, page: WebPage, answer: str | None = None) -> Outcome:
         return Outcome(**(await page.evaluate("() => window.outcome ?? { done: false }")))
 
 

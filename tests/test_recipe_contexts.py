@@ -48,11 +48,14 @@ class Changing:
     url: str
     unread: str | None = None
 
+    def hosts_of(self, task: Task) -> None:
+        return None
+
     async def open(self, page: WebPage, task: Task) -> str:
         await page.goto(self.url)
         return "Wait for it."
 
-    async def outcome(self, page: WebPage) -> Outcome:
+    async def outcome(self, page: WebPage, answer: str | None = None) -> Outcome:
         await page.evaluate("next()")
         return Outcome(done=False)
 

@@ -43,8 +43,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-def start(out: Path, cache: Path, *arguments: str, **changed: Any) -> subprocess.Popen:
-    command = [sys.executable, str(SCRIPT), "--smoke", "--seed", "5", "--out", str(out), *arguments]
+def start(out: Path, cache: Path, *arguments: str, script: Path = SCRIPT, **changed: Any) -> subprocess.Popen:
+    command = [sys.executable, str(script), "--smoke", "--seed", "5", "--out", str(out), *arguments]
     for key, value in (SETTINGS | changed).items():
         command += ["--set", f"{key}={value}"]
     environment = os.environ | {"WEBAGENT_CACHE": str(cache), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -48,7 +48,10 @@ class Pages:
         await page.goto(self.url)
         return "Finish."
 
-    async def outcome(self, page: WebPage) -> Outcome:
+    def hosts_of(self, task: Task) -> None:
+        return None
+
+    async def outcome(self, page: WebPage, answer: str | None = None) -> Outcome:
         return Outcome(**(await page.evaluate("() => window.outcome ?? { done: false }")))
 
 
@@ -361,13 +364,16 @@ class Slow:
     def unread(self) -> str | None:
         return self.task_set.unread
 
+    def hosts_of(self, task: Task) -> tuple[str, ...]:
+        return self.task_set.hosts_of(task)
+
     async def open(self, page: WebPage, task: Task) -> str:
         await asyncio.sleep(self.rng.uniform(0, 0.3))
         return await self.task_set.open(page, task)
 
-    async def outcome(self, page: WebPage) -> Outcome:
+    async def outcome(self, page: WebPage, answer: str | None = None) -> Outcome:
         await asyncio.sleep(self.rng.choice((0, 0, 0.2)))
-        return await self.task_set.outcome(page)
+        return await self.task_set.outcome(page, answer)
 
 
 TASKS = [
@@ -438,7 +444,7 @@ def test_an_error_in_generate_cancels_what_runs_and_passes_through(rollout):
 
 def test_an_error_of_the_task_set_passes_through(rollout):
     class Faulty(Slow):
-        async def outcome(self, page: WebPage) -> Outcome:
+        async def outcome(self, page: WebPage, answer: str | None = None) -> Outcome:
             raise LookupError("a bug in the task set")
 
     usual = rollout.runner.task_set

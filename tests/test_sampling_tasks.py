@@ -40,11 +40,11 @@ def outcomes_from(script):
 
 def test_a_batch_holds_a_single_task_twice_only_if_there_are_too_few():
     """The end of a turn falls inside a batch: what that batch has had already waits for the next one."""
-    source = TaskSource([Task("t", seed) for seed in range(5)], (0, 10), seed=1)
+    source = TaskSource([Task("t", seed) for seed in range(5)], range(10), seed=1)
     batches = [source.next(3) for _ in range(50)]
     assert all(len(set(batch)) == 3 for batch in batches)
     assert set(Counter(task for batch in batches for task in batch).values()) == {30}
-    few = TaskSource([Task("t", 0), Task("t", 1)], (0, 10)).next(3)
+    few = TaskSource([Task("t", 0), Task("t", 1)], range(10)).next(3)
     assert len(few) == 3 and len(set(few)) == 2
 
 
@@ -87,7 +87,7 @@ def test_an_invalid_attempt_is_no_trial():
 
 
 def test_the_kept_tasks_are_all_that_is_played_then():
-    source = TaskSource(["a", "b"], [0, 10])
+    source = TaskSource(["a", "b"], range(10))
     source.next(1)
     source.restrict([Task("a", 3), Task("b", 4)])
     assert sorted((task.name, task.seed) for task in source.next(4)) == [("a", 3), ("a", 3), ("b", 4), ("b", 4)]
@@ -269,7 +269,7 @@ async def test_a_phase_is_bounded_and_survives_a_generator_that_fails():
 
 
 def test_new_tasks_join_with_the_next_turn():
-    source = TaskSource(["a", "b"], [0, 10], seed=0)
+    source = TaskSource(["a", "b"], range(10), seed=0)
     source.next(1)
     assert source.add([Task("n", 1), Task("n", 1), Task("n", 2)]) == 2
     assert source.add([Task("n", 2)]) == 0
@@ -278,7 +278,7 @@ def test_new_tasks_join_with_the_next_turn():
 
 
 def test_a_first_stage_comes_before_all_other_tasks():
-    source = TaskSource(["target"], [0, 10])
+    source = TaskSource(["target"], range(10))
     source.begin_with([Task("g", seed) for seed in range(3)], epochs=2)
     assert "tasks: 6 of a first stage, then 1 names with fresh seeds" in source.describe()
     batches = [source.next(3) for _ in range(3)]
@@ -288,7 +288,7 @@ def test_a_first_stage_comes_before_all_other_tasks():
 
 def test_a_batch_of_the_first_stage_holds_no_task_twice():
     """Where one epoch ends within a batch and the next begins, what was given just now waits."""
-    source = TaskSource(["target"], [0, 10])
+    source = TaskSource(["target"], range(10))
     source.begin_with([Task("g", seed) for seed in range(3)], epochs=4)
     batches = [source.next(2) for _ in range(6)]
     assert all(len(set(batch)) == 2 for batch in batches)

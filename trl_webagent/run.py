@@ -44,6 +44,7 @@ from webagent_core.sampling.generated_goals import look_at
 from webagent_core.sampling.progress import Progress, check_checkpoint
 from webagent_core.sampling.state import Sampling
 from webagent_core.sampling.task_filter import describe_selection
+from webagent_core.tasks.lookup import tell_success
 from webagent_core.tasks.schedule import held_out_tasks
 from webagent_core.tasks.task import Task
 
@@ -274,6 +275,8 @@ class Run:
             bar, row = self.console.progress(f"held-out seeds, {phase} training", len(tasks)), 0
         with bar as bar:
             trajectories = self._play_apart(tasks, lambda _: bar.advance(row))
+        if not tell_success(self.recipe.tasks):
+            self.scoring.finish(trajectories)
         episodes = sum(trajectory.valid for trajectory in trajectories)
         line = {"update": self.update, "phase": phase, "episodes": episodes, **ends_of(trajectories)}
         self.directory.log_metrics(line | success_by_task(trajectories) | self._also_measured())

@@ -244,19 +244,20 @@ def cp(
 
 @app.command()
 def tasks(pattern: Annotated[str, typer.Argument(help="Only names like this, e.g. 'click-*'.")] = "*") -> None:
-    """List the MiniWoB++ tasks; marked are those that can be demonstrated and those that are not the same twice."""
+    """List the tasks; marked are those that can be demonstrated, are not the same twice, or need more settings."""
     from collections import Counter
     from fnmatch import fnmatchcase
 
     with one_line_errors():
-        from webagent_core.tasks.demonstrations import DEMONSTRATORS
-        from webagent_core.tasks.miniwob import NOT_REPRODUCIBLE, PREFIX, all_tasks
+        from webagent_core.tasks.demonstrations import DEMONSTRATED
+        from webagent_core.tasks.lookup import NAME, known_tasks
+        from webagent_core.tasks.miniwob import NOT_REPRODUCIBLE, PREFIX
 
-        names = sorted(all_tasks())
+        names = known_tasks()
         found = [n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n.removeprefix(PREFIX), pattern)]
         if not found:
             raise ValueError(f"pattern = {pattern!r} matches none of the {len(names)} tasks; 'click-*' matches some")
-    marks = dict.fromkeys(DEMONSTRATORS, "demonstrator")
+    marks = dict.fromkeys(DEMONSTRATED, "demonstrator") | {NAME: "needs tasks.sites"}
     marks |= {PREFIX + page: "not reproducible" for page in NOT_REPRODUCIBLE}
     for name in found:
         print(f"{name:38}  {marks.get(name, '')}".rstrip())

@@ -14,7 +14,7 @@ from webagent_core.policy.smollm2 import check_installed
 from webagent_core.recipe import Recipe, find_recipe, layers_of, load_recipe, refuse_unknown
 from webagent_core.rewards.for_recipe import check_rewards
 from webagent_core.tasks.demonstrations import check_demonstrated
-from webagent_core.tasks.miniwob import check_name
+from webagent_core.tasks.lookup import check_tasks
 from webagent_core.tasks.targets import check_shown
 
 # The whole walk, small: for tests, and for a first look at whether everything is in place. Under three minutes on two
@@ -98,10 +98,9 @@ def checked_recipe(recipe_folder: Path, arguments: argparse.Namespace, checkpoin
             "tiny reads text, tiny_vision sees screenshots"
         )
     check_taught = check_shown if pictures else check_demonstrated
-    for name in recipe.tasks.names:
-        check_name(name)
-        if recipe.policy.warm_up:
-            check_taught(name)
+    check_tasks(recipe)
+    for name in recipe.tasks.names if recipe.policy.warm_up else ():
+        check_taught(name)
     if recipe.rollout.temperature == 0:
         raise ValueError("rollout.temperature = 0: allowed are numbers > 0, or all attempts at a task would be equal")
     _check_model(recipe.policy.model)
@@ -112,7 +111,8 @@ def checked_recipe(recipe_folder: Path, arguments: argparse.Namespace, checkpoin
         raise ValueError(
             f"--out {arguments.out}: this run exists; go on with --resume, or give another --name or --out"
         )
-    find_chromium()
+    if not recipe.tasks.server:
+        find_chromium()
     return recipe
 
 

@@ -97,6 +97,11 @@ class Tasks(Section):
     """What is played."""
 
     names: Annotated[list[str], Field(min_length=1)]
+    file: str | None = None  # one JSON object a line, a task each (tasks/written.py); a seed is then a line's number
+    sites: dict[str, str] | None = None  # of WebArena's tasks (tasks/webarena.py): the address of each
+    logins: str | None = None  # and the folder with their logins; null: nobody is logged in
+    server: str | None = None  # address of an OpenEnv server (tasks/openenv.py), in place of the browser
+    server_actions: Literal["browsergym", "pyautogui", "call"] = "browsergym"  # how it wants actions spelled
     train_seeds: Seeds = [0, 100_000]
     held_out_seeds: Seeds = [1_000_000, 1_001_000]
 

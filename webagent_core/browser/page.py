@@ -60,7 +60,7 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 # What a page asks its server for and then shows. Pictures, beacons and open streams are nothing to wait for.
 _AWAITED = frozenset({"document", "script", "xhr", "fetch"})
 _WINDOW = "window"
-_KEY_NAMES = {  # of a hotkey, as Playwright spells those that it does not spell as we do
+KEY_NAMES = {  # of a hotkey, as Playwright spells those that it does not spell as we do
     **{"ctrl": "Control", "shift": "Shift", "alt": "Alt", "meta": "Meta", "capslock": "CapsLock", "esc": "Escape"},
     **{name: name.capitalize() for name in "enter tab space backspace delete insert home end".split()},
     **{"pageup": "PageUp", "pagedown": "PageDown", **{f"f{number}": f"F{number}" for number in range(1, 13)}},
@@ -482,10 +482,10 @@ class WebPage:
                 if action.enter:
                     await self._bounded(keyboard.press("Enter"))
             case "hotkey":
-                keys = [_KEY_NAMES.get(key, key) for key in action.keys or ()]
+                keys = [KEY_NAMES.get(key, key) for key in action.keys or ()]
                 # Playwright finds an unknown key only when those before it are down, and leaves them so.
                 if unknown := [
-                    key for key in keys if key not in _KEY_NAMES.values() and (len(key) != 1 or not "!" <= key <= "~")
+                    key for key in keys if key not in KEY_NAMES.values() and (len(key) != 1 or not "!" <= key <= "~")
                 ]:
                     raise ActionFailed(f"{_short(action)}: there is no key {one_line(unknown[0])}")
                 await self._bounded(keyboard.press("+".join(keys)))
@@ -564,13 +564,22 @@ class WebPage:
         return await self._within(call, self.limits.call_seconds, "an action on the page")
 
     def _check_host(self, url: str) -> None:
-        try:
-            parts = urlsplit(url)
-            host = f"{parts.hostname}:{parts.port or _DEFAULT_PORTS[parts.scheme]}"
-        except (ValueError, KeyError):  # not a URL, or neither http nor https
-            host = ""
-        if not any(fnmatchcase(host, rule if ":" in rule else f"{rule}:*") for rule in self.allowed):
+        if not is_allowed(url, self.allowed):
             raise ActionFailed(f"goto: {one_line(url)} is not allowed here (allowed: {', '.join(self.allowed)})")
+
+
+def host_of(url: str) -> str:
+    """The "host:port" that an http(s) address speaks of; "" for anything else."""
+    try:
+        parts = urlsplit(url)
+        return f"{parts.hostname}:{parts.port or _DEFAULT_PORTS[parts.scheme]}" if parts.hostname else ""
+    except (ValueError, KeyError):
+        return ""
+
+
+def is_allowed(url: str, hosts: Sequence[str]) -> bool:
+    """Whether an address is on one of `hosts`: "host:port"; "*" stands for any part of it, and no port for all."""
+    return any(fnmatchcase(host_of(url), rule if ":" in rule else f"{rule}:*") for rule in hosts)
 
 
 async def bounded(call: Awaitable[T], seconds: float, what: str) -> T:

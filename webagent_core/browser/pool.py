@@ -81,14 +81,17 @@ class BrowserPool:
         return self._browser.version if self._browser else ""
 
     @asynccontextmanager
-    async def page(self) -> AsyncIterator[WebPage]:
+    async def page(self, hosts: Sequence[str] | None = None) -> AsyncIterator[WebPage]:
         """Lend a page in a fresh state.
+
+        Args:
+            hosts: all that it may reach, of `allowed_hosts`; None: all of those.
 
         Raises BrowserError if none can be had; what the borrower raises passes through.
         """
         assert self._free is not None, "enter the pool first: async with BrowserPool(...) as pool"
         async with self._free:
-            web_page = await self._fresh_page()
+            web_page = await self._fresh_page(self.allowed_hosts if hosts is None else hosts)
             keep = False
             try:
                 yield web_page
@@ -100,9 +103,12 @@ class BrowserPool:
                 else:
                     await self._discard(web_page.context)
 
-    async def _fresh_page(self) -> WebPage:
+    async def _fresh_page(self, hosts: Sequence[str]) -> WebPage:
         while self._idle:
             web_page = self._idle.pop()
+            if web_page.allowed != hosts:
+                await self._discard(web_page.context)
+                continue
             try:
                 await web_page.clean()
                 return web_page
@@ -113,7 +119,7 @@ class BrowserPool:
         for attempt in range(2):  # the browser may die between the check and the call
             browser = await self._living_browser()
             try:
-                return await self._new_page(browser)
+                return await self._new_page(browser, hosts)
             except (PlaywrightError, PageDied) as error:
                 if attempt:
                     raise PageDied(f"no new page: {error}") from error
@@ -121,15 +127,15 @@ class BrowserPool:
                     await self._give_up(browser)
         raise AssertionError("unreachable")
 
-    async def _new_page(self, browser: Browser) -> WebPage:
-        context = await bounded(self._new_context(browser), self.limits.call_seconds, "opening a context")
+    async def _new_page(self, browser: Browser, hosts: Sequence[str]) -> WebPage:
+        context = await bounded(self._new_context(browser, hosts), self.limits.call_seconds, "opening a context")
         try:
-            return await WebPage.open(context, self.allowed_hosts, self.limits)
+            return await WebPage.open(context, hosts, self.limits)
         except BaseException:
             await self._discard(context)
             raise
 
-    async def _new_context(self, browser: Browser) -> BrowserContext:
+    async def _new_context(self, browser: Browser, hosts: Sequence[str]) -> BrowserContext:
         width, height = self.viewport
         context = await browser.new_context(
             viewport={"width": width, "height": height},
@@ -139,7 +145,7 @@ class BrowserPool:
             reduced_motion="reduce",
             locale="en-US",
             timezone_id="UTC",
-            proxy={"server": DEAD_PROXY, "bypass": ",".join(self.allowed_hosts)},
+            proxy={"server": DEAD_PROXY, "bypass": ",".join(hosts)},
         )
         if self.init_script:
             await context.add_init_script(self.init_script)

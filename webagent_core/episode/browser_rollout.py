@@ -21,8 +21,10 @@ from webagent_core.episode.rollout import EventLoopThread, GenerateBatch, Progre
 from webagent_core.episode.runner import Context, EpisodeLimits, EpisodeRunner
 from webagent_core.episode.trajectory import Trajectory
 from webagent_core.recipe import Recipe
+from webagent_core.tasks.lookup import task_set_of
 from webagent_core.tasks.miniwob import MiniWoB
-from webagent_core.tasks.task import Task
+from webagent_core.tasks.openenv import RemotePool, RemoteTasks
+from webagent_core.tasks.task import Task, TaskSet
 
 
 def settings_of(recipe: Recipe, count_tokens: CountTokens) -> dict[str, Any]:
@@ -33,6 +35,7 @@ def settings_of(recipe: Recipe, count_tokens: CountTokens) -> dict[str, Any]:
     """
     browser, rollout, context = recipe.browser, recipe.rollout, context_for(recipe)
     return {
+        "task_set": task_set_of(recipe.tasks),
         "pages": browser.pages,
         "context": context,
         "budget": Budget(count_tokens, rollout.max_context_tokens, rollout.max_response_tokens),
@@ -52,6 +55,7 @@ def sees_pictures(context: ContextManager) -> bool:
 @asynccontextmanager
 async def open_runner(
     *,
+    task_set: TaskSet | RemoteTasks | None = None,
     pages: int = 8,
     context: Context | None = None,
     limits: EpisodeLimits | None = None,
@@ -65,6 +69,7 @@ async def open_runner(
     """A runner on the calling event loop; call its `run` as often and as concurrently as you like.
 
     Args:
+        task_set: whose pages are served while the runner is open; None: MiniWoB++.
         pages: episodes at a time; more of them wait for a page.
         viewport: width and height in pixels; None: what the task set asks for.
         screenshots: take them. A context that shows pictures needs them, others leave them to reports and judges.
@@ -72,16 +77,8 @@ async def open_runner(
         coordinates: the policy acts at points, in this space; None: on elements.
         final_screenshot: of the page at the end too, for a reward that looks at it.
     """
-    with MiniWoB() as task_set:
-        pool = BrowserPool(
-            pages=pages,
-            allowed_hosts=task_set.allowed_hosts,
-            isolation=task_set.isolation,
-            viewport=viewport or task_set.viewport,
-            limits=page_limits or PageLimits(),
-            init_script=task_set.init_script,
-        )
-        async with pool:
+    with task_set or MiniWoB() as task_set:
+        async with _pool(task_set, pages, page_limits or PageLimits(), viewport) as pool:
             context, limits = context or PlaceholderContext(), limits or EpisodeLimits()
             yield EpisodeRunner(
                 pool,
@@ -93,6 +90,21 @@ async def open_runner(
                 coordinates=coordinates,
                 final_screenshot=final_screenshot,
             )
+
+
+def _pool(
+    task_set: TaskSet | RemoteTasks, pages: int, limits: PageLimits, viewport: tuple[int, int] | None
+) -> BrowserPool | RemotePool:
+    if isinstance(task_set, RemoteTasks):
+        return task_set.pool(pages, limits)
+    return BrowserPool(
+        pages=pages,
+        allowed_hosts=task_set.allowed_hosts,
+        isolation=task_set.isolation,
+        viewport=viewport or task_set.viewport,
+        limits=limits,
+        init_script=task_set.init_script,
+    )
 
 
 class BrowserRollout:

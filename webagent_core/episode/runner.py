@@ -57,7 +57,7 @@ class EpisodeRunner:
     screenshots: bool = True
     budget: Budget | None = None  # cuts a `ContextManager`'s chats to what fits; None: `Generate` says what does not
     coordinates: CoordinateSpace | None = None  # the policy acts at points, in this space; None: on elements
-    max_steps_of: Callable[[str], int] | None = None  # a task's own step limit, by its name; None: `limits.max_steps`
+    max_steps_of: Callable[[str], int] | None = None  # a task's own step limit, by its group; None: `limits.max_steps`
     final_screenshot: bool = True  # of `Trajectory.final` too; a picture takes many times as long as its text
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class EpisodeRunner:
             trajectory = Trajectory(task=task.name, seed=task.seed, group=task.group)
             started = time.monotonic()
             try:
-                async with self.pool.page() as page:
+                async with self.pool.page(self.task_set.hosts_of(task)) as page:
                     await self._play(page, task, trajectory, generate, watch)
             except BrowserError as error:
                 trajectory.exit_status = ExitStatus.ENV_ERROR
@@ -101,7 +101,7 @@ class EpisodeRunner:
                 while trajectory.exit_status is None:
                     await self._step(page, trajectory, generate, watch)
                     await page.settle()
-                    outcome = await self.task_set.outcome(page)
+                    outcome = await self.task_set.outcome(page, trajectory.answer)
                     if outcome.done:
                         # The task ended by what the policy did last: nothing it does later may count.
                         trajectory.exit_status = ExitStatus.ANSWERED
@@ -156,11 +156,11 @@ class EpisodeRunner:
                 await page.act(self._on_page(action, seen, page))
             except ActionFailed as error:
                 step.error = str(error)
-        if trajectory.exit_status is None and len(trajectory.steps) >= self._most_steps(trajectory.task):
+        if trajectory.exit_status is None and len(trajectory.steps) >= self._most_steps(trajectory.group):
             trajectory.exit_status = ExitStatus.STEP_LIMIT
 
-    def _most_steps(self, task: str) -> int:
-        return self.max_steps_of(task) if self.max_steps_of else self.limits.max_steps
+    def _most_steps(self, group: str) -> int:
+        return self.max_steps_of(group) if self.max_steps_of else self.limits.max_steps
 
     def _prompt(self, trajectory: Trajectory, seen: Observation) -> Fit:
         goal, steps = trajectory.goal, trajectory.steps

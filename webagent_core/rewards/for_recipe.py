@@ -5,7 +5,8 @@ format reward (`reward.format_weight`), a length penalty (`reward.length_penalty
 rules and ZeroGUI's votes count as in the authors' code, loopholes included.
 
 What a manager has to know of a task stands in the JSON file `reward.facts`, an object by task name
-("miniwob/click-button") or by group ("miniwob/click-button#7", the page of one seed, looked at first).
+("miniwob/click-button") or by group ("miniwob/click-button#7", the page of one seed, looked at first). Without that
+file, it is what the tasks say themselves (`tasks.file`).
 """
 
 from __future__ import annotations
@@ -44,14 +45,11 @@ class Parts:
     section: Reward
     released: bool  # whether rules and votes are counted as the authors' code counts them
     gold: Facts | None
+    facts: dict[str, Any]
 
     @cached_property
     def judge(self) -> JudgeClient:
         return JudgeClient(self.section.judge or JudgeSettings())
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return read_facts(self.section.facts) if self.section.facts else {}
 
     @property
     def outcome_model(self) -> RewardManager:
@@ -144,7 +142,8 @@ def rewards_for(recipe: Recipe, *, gold: Facts | None = None) -> RewardManager:
     if section.manager == "gold_step" and gold is None:
         raise ValueError("gold is missing: the reward manager gold_step compares with the recorded actions")
     known = MANAGERS.get(section.manager)
-    manager = known.make(Parts(section, recipe.preset == "released", gold)) if known else load(section.manager)
+    parts = Parts(section, recipe.preset == "released", gold, facts_of(recipe))
+    manager = known.make(parts) if known else load(section.manager)
     if section.layers and section.manager != "judge":
         manager = Layered(format_layers, last=manager)
     if section.format_weight and section.manager != "gold_step":
@@ -182,10 +181,14 @@ def check_rewards(recipe: Recipe) -> None:
     needs = set(MANAGERS[section.manager].needs)
     if section.manager == "gold_step" and "responses" not in recipe.load_objective().inputs:
         raise ValueError(f"{who}: allowed only where recorded steps are answered; the recipe hiconagent does that")
-    if "facts" in needs and not section.facts:
+    facts = facts_of(recipe)
+    from webagent_core.tasks.lookup import tell_success  # brings the browser's library, which recipes do without
+
+    if section.manager == "page" and not tell_success(recipe.tasks):
+        raise ValueError(f"{who} is not allowed with these tasks: nothing on their pages says how they went")
+    if "facts" in needs and not facts:
         raise ValueError(f"{who} needs reward.facts: a JSON file that says for each task what to look for")
-    facts = read_facts(section.facts) if section.facts else {}
-    if "facts" in needs:
+    if "facts" in needs and section.facts:
         _check_covered(facts, recipe, section.facts)
     if section.manager == "rules" and _any_fuzzy(facts) or section.manager == "mixed" and _any_text(facts):
         needs.add("judge")
@@ -226,6 +229,15 @@ def load(name: str) -> RewardManager:
     if not isinstance(manager, RewardManager):
         raise ValueError(f"reward.manager = {name!r}: allowed is a subclass of webagent_core.rewards.RewardManager")
     return manager
+
+
+def facts_of(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe's manager has to know of each task: the file's, else what the tasks say themselves."""
+    if recipe.reward.facts:
+        return read_facts(recipe.reward.facts)
+    from webagent_core.tasks.lookup import facts_for  # as in check_rewards
+
+    return facts_for(recipe)
 
 
 def read_facts(path: str) -> dict[str, Any]:

@@ -24,6 +24,9 @@ class GeneratedGoals:
         self.pages, self.generator = pages, generator
         self.allowed_hosts, self.unread = pages.allowed_hosts, pages.unread
 
+    def hosts_of(self, task: Task) -> Sequence[str] | None:
+        return self.pages.hosts_of(self.generator.starts[task.seed][0] if task.name == GENERATED else task)
+
     async def open(self, page: WebPage, task: Task) -> str:
         if task.name != GENERATED:
             return await self.pages.open(page, task)
@@ -32,8 +35,8 @@ class GeneratedGoals:
         await page.evaluate(_SHOW, goal)
         return goal
 
-    async def outcome(self, page: WebPage) -> Outcome:
-        return await self.pages.outcome(page)
+    async def outcome(self, page: WebPage, answer: str | None = None) -> Outcome:
+        return await self.pages.outcome(page, answer)
 
 
 async def look_at(runner: EpisodeRunner, tasks: Sequence[Task]) -> list[NewTask]:
@@ -41,7 +44,7 @@ async def look_at(runner: EpisodeRunner, tasks: Sequence[Task]) -> list[NewTask]
     seen = []
     for task in tasks:
         try:
-            async with runner.pool.page() as page:
+            async with runner.pool.page(runner.task_set.hosts_of(task)) as page:
                 goal = await runner.task_set.open(page, task)
                 await page.settle()
                 seen.append(NewTask(task, goal, screenshot=await page.screenshot()))

@@ -81,7 +81,8 @@ class PageEnvironment:
 
     async def _start(self) -> Seen:
         if self._page is None:
-            self._page = await self._lease.enter_async_context(self.runner.pool.page())
+            hosts = self.runner.task_set.hosts_of(self.task)
+            self._page = await self._lease.enter_async_context(self.runner.pool.page(hosts))
         self.goal = await self.runner.task_set.open(self._page, self.task)
         self._attempt = Trajectory(self.task.name, self.task.seed, self.group, self.goal)
         return await self._seen(stopped=False)
@@ -103,7 +104,7 @@ class PageEnvironment:
 
     async def _seen(self, stopped: bool) -> Seen:
         await self._page.settle()
-        outcome = await self.runner.task_set.outcome(self._page)
+        outcome = await self.runner.task_set.outcome(self._page, self._attempt.answer)
         asked = self.score is not None
         self._now = await self._page.observe(skip=self.runner.task_set.unread, screenshot=asked)
         if not (outcome.done or stopped):

@@ -8,21 +8,22 @@ from typing import Any
 
 from webagent_core.recipe import Recipe
 from webagent_core.sampling.random_state import load_rng, rng_state
+from webagent_core.tasks.schedule import fresh_task, training_seeds
 from webagent_core.tasks.task import Task
 
 
 class TaskSource:
     """Task after task: all of its entries in turn, each time shuffled.
 
-    An entry is a task's name, which is played with a fresh seed each time, or one task with its own seed. As long as
-    nothing was added or restricted, the order is that of `webagent_core.tasks.schedule.training_tasks`.
+    An entry is a task's name, which is played with a fresh one of `seeds` each time, or one task with its own seed. As
+    long as nothing was added or restricted, the order is that of `webagent_core.tasks.schedule.training_tasks`.
     """
 
     def __init__(self, entries: Sequence[str | Task], seeds: Sequence[int], seed: int = 0) -> None:
         if not entries:
             raise ValueError("entries = [] is not allowed: one task or more")
         self.entries = list(entries)
-        self.seeds = tuple(seeds)
+        self.seeds = seeds
         self.rng = random.Random(f"tasks/{seed}")
         self.first: list[Task] = []  # come before all others, the last one first
         self.left: list[str | Task] = []  # of this turn; the last one is next
@@ -30,7 +31,7 @@ class TaskSource:
 
     @classmethod
     def of(cls, recipe: Recipe) -> TaskSource:
-        return cls(recipe.tasks.names, recipe.tasks.train_seeds, recipe.train.seed)
+        return cls(recipe.tasks.names, training_seeds(recipe), recipe.train.seed)
 
     def next(self, count: int) -> list[Task]:
         """The next tasks, exactly `count`. A single task comes twice only if there are fewer of them."""
@@ -46,7 +47,8 @@ class TaskSource:
                 # Where a turn ends in the middle, what was given just now waits: equal tasks would be one group.
                 self.left.sort(key=lambda entry: entry not in tasks)
             entry = self.left.pop()
-            tasks.append(entry if isinstance(entry, Task) else Task(entry, self.rng.randrange(*self.seeds)))
+            fresh = isinstance(entry, str)
+            tasks.append(fresh_task(entry, self.seeds, self.rng, tasks) if fresh else entry)
         self.given += count
         return tasks
 

@@ -94,6 +94,9 @@ class MiniWoB:
     def __exit__(self, *error: object) -> None:
         self._server.__exit__(*error)
 
+    def hosts_of(self, task: Task) -> None:
+        return None
+
     async def open(self, page: WebPage, task: Task) -> str:
         await page.goto(f"http://{self._server.host}/miniwob/{task.name.removeprefix(PREFIX)}.html")
         patience = page.limits.call_seconds * 800  # ms: the page has to give up before the call does
@@ -102,7 +105,7 @@ class MiniWoB:
             raise PageNotReady(f"{task.group}: {started['error']}")
         return started["goal"]
 
-    async def outcome(self, page: WebPage) -> Outcome:
+    async def outcome(self, page: WebPage, answer: str | None = None) -> Outcome:
         status = await page.evaluate(_STATUS)
         if not status["done"]:
             return Outcome(done=False)

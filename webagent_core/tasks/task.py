@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from webagent_core.browser.page import WebPage
+from webagent_core.browser.pool import Isolation
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,26 @@ class Outcome:
 
 
 class TaskSet(Protocol):
-    """A source of tasks. `open` and `outcome` raise BrowserError for what no policy can have caused."""
+    """A source of tasks, entered as a context manager: inside, its pages are served.
 
-    allowed_hosts: Sequence[str]
+    `open` and `outcome` raise BrowserError for what no policy can have caused.
+    """
+
+    allowed_hosts: Sequence[str]  # of all tasks together
     unread: str | None  # CSS selector of what is not part of the page an agent may read (a score display, say)
+    isolation: Isolation  # what an episode needs to begin in a fresh state
+    viewport: tuple[int, int]  # where a recipe does not say
+    init_script: str | None  # run in every document before its own scripts
+
+    def hosts_of(self, task: Task) -> Sequence[str] | None:
+        """All that a page may reach while it plays this task; None: all of `allowed_hosts`."""
 
     async def open(self, page: WebPage, task: Task) -> str:
         """Bring the page to the task's start and return the goal in words."""
 
-    async def outcome(self, page: WebPage) -> Outcome:
-        """How the task stands now."""
+    async def outcome(self, page: WebPage, answer: str | None = None) -> Outcome:
+        """How the task stands now.
+
+        Args:
+            answer: what the policy ended the episode with, "" if without words; None: it has not ended it.
+        """
