@@ -116,16 +116,17 @@ def test_settings_that_do_not_go_with_the_file_are_refused(tmp_path):
 # --- What is played --------------------------------------------------------------------------------------------------
 
 
-def test_training_and_evaluation_play_their_own_lines_and_none_twice_in_a_batch(tmp_path):
+def test_training_and_evaluation_play_their_own_lines_each_once_a_turn(tmp_path):
     file = write(tmp_path, *[SHOP] * 5, "", *[SHOP] * 2)
-    plan = recipe(file, tasks__held_out_seeds=[5, 100], rollout__groups_per_update=3, train__updates=40)
+    plan = recipe(file, tasks__held_out_seeds=[5, 100], rollout__groups_per_update=2, train__updates=40)
     played = training_tasks(plan)
-    assert {task.seed for task in played} == {1, 2, 3, 4}
-    assert all(len(set(played[at : at + 3])) == 3 for at in range(0, len(played), 3))
+    turns = [[task.seed for task in played[at : at + 4]] for at in range(0, 80, 4)]
+    assert all(sorted(turn) == [1, 2, 3, 4] for turn in turns) and len(set(map(tuple, turns))) > 5
     assert held_out_tasks(plan) == [Task("live", seed) for seed in (5, 7, 8)]
-    drawn = Sampling(plan).tasks
-    assert [task for _ in range(40) for task in drawn.next(3)] == played
-    assert len(set(drawn.next(9))) == 4  # more than there are
+    drawn, resumed = Sampling(plan), Sampling(plan)
+    assert drawn.tasks.next(13) == played[:13]
+    resumed.load_state_dict(json.loads(json.dumps(drawn.state_dict())))  # in the middle of a turn
+    assert resumed.tasks.next(67) == played[13:]
 
 
 def test_step_limits_are_the_tasks_own_and_those_of_their_difficulty(tmp_path):

@@ -8,15 +8,16 @@ from typing import Any
 
 from webagent_core.recipe import Recipe
 from webagent_core.sampling.random_state import load_rng, rng_state
-from webagent_core.tasks.schedule import fresh_task, training_seeds
+from webagent_core.tasks.schedule import draw_seed, training_seeds
 from webagent_core.tasks.task import Task
 
 
 class TaskSource:
     """Task after task: all of its entries in turn, each time shuffled.
 
-    An entry is a task's name, which is played with a fresh one of `seeds` each time, or one task with its own seed. As
-    long as nothing was added or restricted, the order is that of `webagent_core.tasks.schedule.training_tasks`.
+    An entry is a task's name, which is played with another one of `seeds` each time (see `draw_seed`), or one task with
+    its own seed. As long as nothing was added or restricted, the order is that of
+    `webagent_core.tasks.schedule.training_tasks`.
     """
 
     def __init__(self, entries: Sequence[str | Task], seeds: Sequence[int], seed: int = 0) -> None:
@@ -27,6 +28,7 @@ class TaskSource:
         self.rng = random.Random(f"tasks/{seed}")
         self.first: list[Task] = []  # come before all others, the last one first
         self.left: list[str | Task] = []  # of this turn; the last one is next
+        self.seeds_left: list[int] = []  # likewise, where there are only so many
         self.given = 0
 
     @classmethod
@@ -47,8 +49,9 @@ class TaskSource:
                 # Where a turn ends in the middle, what was given just now waits: equal tasks would be one group.
                 self.left.sort(key=lambda entry: entry not in tasks)
             entry = self.left.pop()
-            fresh = isinstance(entry, str)
-            tasks.append(fresh_task(entry, self.seeds, self.rng, tasks) if fresh else entry)
+            if isinstance(entry, str):
+                entry = Task(entry, draw_seed(self.seeds, self.seeds_left, self.rng))
+            tasks.append(entry)
         self.given += count
         return tasks
 
@@ -80,6 +83,7 @@ class TaskSource:
             "entries": [_plain(entry) for entry in self.entries],
             "first": [_plain(entry) for entry in self.first],
             "left": [_plain(entry) for entry in self.left],
+            "seeds_left": self.seeds_left,
             "given": self.given,
             "rng": rng_state(self.rng),
         }
@@ -88,6 +92,7 @@ class TaskSource:
         self.entries = [_entry(entry) for entry in state["entries"]]
         self.first = [_entry(entry) for entry in state["first"]]
         self.left = [_entry(entry) for entry in state["left"]]
+        self.seeds_left = list(state["seeds_left"])
         self.given = state["given"]
         load_rng(self.rng, state["rng"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from webagent_core.recipe import Recipe
 from webagent_core.tasks.lookup import listed_seeds
@@ -16,27 +16,25 @@ def training_seeds(recipe: Recipe) -> Sequence[int]:
     return range(*recipe.tasks.train_seeds) if listed is None else listed
 
 
-def fresh_task(name: str, seeds: Sequence[int], rng: random.Random, taken: Collection[Task]) -> Task:
-    """The task with a seed drawn at random; one of `taken` only if all are: equal tasks of a batch are one group."""
-    if len(seeds) <= len(taken):
-        left = [seed for seed in seeds if Task(name, seed) not in taken]
-        return Task(name, rng.choice(left or seeds))
-    while (task := Task(name, rng.choice(seeds))) in taken:
-        pass
-    return task
+def draw_seed(seeds: Sequence[int], left: list[int], rng: random.Random) -> int:
+    """One of a range at random; those of a list in turn, each time shuffled. `left` is what the turn has left."""
+    if isinstance(seeds, range):
+        return rng.choice(seeds)
+    if not left:
+        left.extend(rng.sample(seeds, len(seeds)))
+    return left.pop()
 
 
 def training_tasks(recipe: Recipe) -> list[Task]:
     """One task a group, in the order of training: the recipe's tasks in turn, each time shuffled, with fresh seeds."""
     rng = random.Random(f"tasks/{recipe.train.seed}")
-    seeds = training_seeds(recipe)
+    seeds, left = training_seeds(recipe), []
     names: list[str] = []
-    tasks: list[Task] = []
-    for number in range(recipe.train.updates * recipe.rollout.groups_per_update):
+    tasks = []
+    for _ in range(recipe.train.updates * recipe.rollout.groups_per_update):
         if not names:
             names = rng.sample(recipe.tasks.names, len(recipe.tasks.names))
-        batch = tasks[number - number % recipe.rollout.groups_per_update :]
-        tasks.append(fresh_task(names.pop(), seeds, rng, batch))
+        tasks.append(Task(names.pop(), draw_seed(seeds, left, rng)))
     return tasks
 
 
