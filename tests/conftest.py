@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -57,19 +57,22 @@ def miniwob() -> Iterator[MiniWoB]:
 
 @dataclass
 class ChatServer:
-    """A chat-completions server that answers from a list; what it was asked is kept."""
+    """A chat-completions server that answers from a list, or by a rule; what it was asked is kept."""
 
     settings: JudgeSettings
     replies: list[str] = field(default_factory=list)
     questions: list[dict[str, Any]] = field(default_factory=list)
+    answer: Callable[[dict[str, Any]], str] | None = None  # the rule
 
 
 @pytest.fixture
 def chat_server() -> Iterator[ChatServer]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            chats.questions.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            message = {"role": "assistant", "content": chats.replies.pop(0)}
+            question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            chats.questions.append(question)
+            reply = chats.answer(question) if chats.answer else chats.replies.pop(0)
+            message = {"role": "assistant", "content": reply}
             body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
