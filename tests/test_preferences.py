@@ -364,8 +364,9 @@ def test_without_imitation_a_later_round_keeps_the_warmed_up_policy_as_reference
 def test_a_round_without_a_pair_leaves_the_policy_as_it_is(folder, tmp_path):
     empty = tmp_path / "none.jsonl"
     empty.write_text("")
-    train(run_of(folder, tmp_path / "run", "agentq", empty), folder)
+    run = train(run_of(folder, tmp_path / "run", "agentq", empty), folder)
     assert torch.equal(weights(tmp_path / "run" / "policy"), weights(folder))
+    assert run.trainer.no_signal.startswith("no pair in 1 round")  # `go` ends with it, after the report
 
 
 def test_lora_trains_an_adapter_and_leaves_a_whole_policy(folder, pairs_file, tmp_path):

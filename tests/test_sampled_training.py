@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.objectives import load_objective
 from webagent_core.recipe import load_recipe
 from webagent_core.sampling.state import Sampling
+from webagent_core.sampling.task_generation import NewTask
 from webagent_core.tasks.task import Task
 
 __all__ = ["base", "one_thread"]  # fixtures of this module too
@@ -259,24 +261,27 @@ def test_a_batch_waits_an_update_and_three_policies_are_in_its_loss(base, tmp_pa
 # --------------------------------------------------------------------------------------------------------------- resume
 
 
-@pytest.mark.parametrize("name", ["asyncwebrl", "arpo", "webgym"])
+@pytest.mark.parametrize("name", ["asyncwebrl", "arpo", "webgym", "openwebrl", "zerogui", "webagent_r1"])
 def test_a_resumed_run_plays_and_trains_as_one_that_was_not_interrupted(name, base, tmp_path):
     """Tasks, what the buffers hold and which rows are drawn, rows that wait for a later update, and so the weights."""
-    settings = {"webgym": {"sampling__rows_per_update": 6}}.get(name, {})
+    drawn = {"sampling__rows_per_update": 6}
+    settings = {"webgym": drawn, "zerogui": drawn | {"sampling__generated_tasks": 30}}.get(name, {})
 
     def outcome(trajectory: Trajectory, attempt: int, _: int) -> float:
         return float(sum(trajectory.steps[0].response_ids) % 4 == 0)  # so that it follows from all that went before
 
-    def fresh() -> Sampling:
+    def fresh(begins: bool) -> Sampling:
         sampling = sampling_of(name, **settings)
-        if name == "arpo":  # three tasks that come back
+        if begins and name == "arpo":  # three tasks that come back
             sampling.tasks.restrict([Task("miniwob/click-tab", seed) for seed in (3, 6, 16)])
+        if begins and name == "zerogui":
+            asyncio.run(sampling.first_stage([NewTask(task) for task in sampling.start_pages()]))
         return sampling
 
     config = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, "lr_scheduler_type": "linear"}
-    whole, toy = fresh(), Toy(outcome)
+    whole, toy = fresh(begins=True), Toy(outcome)
     uninterrupted = run(tmp_path / "whole", base, whole, toy, 6, config=config, model=str(base))
-    rest, toy_again = fresh(), Toy(outcome)
+    rest, toy_again = fresh(begins=False), Toy(outcome)
     resumed = run(
         tmp_path / "rest", base, rest, toy_again, 6, config=config, model=str(base),
         resume=str(tmp_path / "whole" / "checkpoint-3"),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from webagent_core.episode.actions import Action
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
@@ -114,6 +116,61 @@ def test_webrl_cases(given, expected):
     chosen = buffer.choose(given["n_current_actions"], lambda entries: [[p] for p in given["perplexities"]])
     assert [int(each.entry.id) for each in chosen] == expected["eligible"]
     assert buffer.most(given["n_current_actions"]) == expected["max_taken"]
+
+
+# ---------------------------------------------------------------------------------------------------- the cases' kinds
+
+SOME = settings(max_examples=150, deadline=None)
+members = st.lists(st.none() | st.sampled_from([0.0, 1.0, 0.5]), min_size=1, max_size=8)
+
+
+@SOME
+@given(members, st.sets(st.sampled_from(["t1", "t2"])), st.booleans(), st.integers(0, 9))
+def test_a_group_gets_one_success_of_its_task_exactly_when_all_its_valid_members_failed(outcomes, stored, on, seed):
+    recipe = load_recipe("arpo", overrides={"objective.replay": on, "train.seed": seed})
+    buffer = Sampling(recipe).replay
+    assert (buffer is not None) == on
+    for task in sorted(stored) if on else ():
+        buffer.add(Stored(f"of {task}", task, 0, 1.0))
+    offered = buffer.offer("t1", outcomes) if on else None
+    valid = [outcome for outcome in outcomes if outcome is not None]
+    assert (offered is not None) == (on and "t1" in stored and bool(valid) and max(valid) < 1)
+    assert offered is None or offered.id == "of t1"
+
+    # A penalty on the format makes a reward lower and decides nothing.
+    facts = [
+        TrajectoryFacts("t1", None if o is None else o - index % 2, o is not None, [1], outcome=o)
+        for index, o in enumerate(outcomes)
+    ]
+    joins = [TrajectoryFacts("t1", 1.0, True, [1], outcome=1.0, stored=True)] if offered else []
+    plan = recipe.load_objective().plan(facts + joins)
+    replaced = [fact for fact, each in zip(facts, plan.trajectories, strict=False) if each.dropped == "replaced"]
+    assert len(replaced) == len(joins) and all(fact.valid for fact in replaced)
+    assert sum(each.kept for each in plan.trajectories) in (len(valid), 0)  # one left has no group, nor has a lone one
+
+
+@SOME
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.floats(0.01, 1.0)), max_size=12),
+    st.floats(0.01, 1.0),
+    st.floats(0.01, 1.0),
+    st.floats(0, 3),
+    st.integers(0, 5),
+)
+def test_replayed_actions_are_of_successes_within_the_window_and_at_most_so_many(stored, one, other, ratio, new):
+    low, high = sorted((one, other))
+    buffer = PerplexityReplay(low, high, ratio)
+    for number, (outcome, _) in enumerate(stored):
+        buffer.add(Stored(str(number), "t", 0, outcome))
+    probabilities = {str(number): probability for number, (_, probability) in enumerate(stored)}
+    chosen = buffer.choose(new, lambda entries: [[1 / probabilities[entry.id]] for entry in entries])
+    eligible = {
+        str(number)
+        for number, (outcome, probability) in enumerate(stored)
+        if outcome == 1 and low * (1 - 1e-9) <= probability <= high * (1 + 1e-9)
+    }
+    taken = {each.entry.id for each in chosen}
+    assert taken <= eligible and len(taken) == min(len(eligible), math.floor(ratio * new))
 
 
 # ---------------------------------------------------------------------------------------------------- ARPO
