@@ -13,30 +13,33 @@ import pytest
 
 pytest.importorskip("verl")
 
-from test_readme import example
+from reward_runs import (
+    NO_VERDICT,
+    WRONG,
+    check_baselines,
+    check_counted,
+    check_named,
+    check_rewards_are_verdicts,
+    readme_class,
+    untrained_policy,
+)
 
-from webagent_core.policy.tiny import build_policy
-from webagent_core.policy.tokenizer import build_tokenizer
-from webagent_core.rewards import RewardManager
 from webagent_core.rewards.local_judge import LocalJudge
+
+__all__ = ["untrained_policy"]  # a fixture of this module too
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ["train.updates=3", "train.save_every=2", "train.num_iterations=1", "rollout.groups_per_update=3",
             "policy.warm_up.demonstrations=40", "policy.warm_up.steps=40", "train.eval_episodes=1"]  # fmt: skip
 
 
-class Broken(RewardManager):
-    def score(self, trajectory):
-        return float("nan")
-
-
-def train(out: Path, *arguments: str, recipe: str = "webagent_r1", path: Path = ROOT) -> subprocess.CompletedProcess:
+def train(out: Path, *arguments: str, recipe: str = "webagent_r1", cwd: Path = ROOT) -> subprocess.CompletedProcess:
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
     return subprocess.run(
-        [sys.executable, "-m", "verl_webagent.train", f"recipes/{recipe}", "--smoke", "--out", str(out),
+        [sys.executable, "-m", "verl_webagent.train", str(ROOT / "recipes" / recipe), "--smoke", "--out", str(out),
          *settings, *arguments],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests", path)))},
-        capture_output=True, text=True, timeout=900,
+        cwd=cwd, env=os.environ | {"PYTHONPATH": os.pathsep.join([".", str(ROOT), str(ROOT / "tests")])},
+        capture_output=True, text=True, timeout=3600,
     )  # fmt: skip
 
 
@@ -100,13 +103,9 @@ def test_a_checkpoint_without_our_state_is_refused(run, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def unlearned(tmp_path_factory) -> list[str]:
-    """Settings of a policy that has learnt nothing, where it does not matter how good it is."""
-    folder = tmp_path_factory.mktemp("policy")
-    tokenizer = build_tokenizer(["click type select stop 1 2 3 Task: button page ok"] * 3)
-    tokenizer.save_pretrained(folder)
-    build_policy(tokenizer, seed=0).save_pretrained(folder)
-    chosen = (f"policy.model={folder}", "policy.warm_up=null", "train.updates=2")
+def unlearned(untrained_policy) -> list[str]:
+    """Settings of a short run where it does not matter how good the policy is."""
+    chosen = (f"policy.model={untrained_policy}", "policy.warm_up=null", "train.updates=2")
     return ["trainer.val_before_train=false", *(part for setting in chosen for part in ("--set", setting))]
 
 
@@ -116,12 +115,11 @@ def train_phase(out: Path) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_the_class_that_readme_shows_trains(tmp_path, unlearned):
-    (tmp_path / "my_rewards.py").write_text(example("class Brisk"))
+def test_the_class_that_readme_shows_trains_by_the_command_that_it_shows(tmp_path, unlearned):
     out = tmp_path / "run"
-    done = train(out, *unlearned, "--set", "reward.manager=my_rewards:Brisk", path=tmp_path)
+    done = train(out, *unlearned, *readme_class(tmp_path, "train_verl.sh"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert {len(line["steps"]) for line in train_phase(out)} > {1}
+    assert max(len(line["steps"]) for line in train_phase(out)) > 1
     for line in train_phase(out):
         assert line["reward"] + 0.05 * len(line["steps"]) == pytest.approx(1.0 if line["success"] else 0.0)
     for line in map(json.loads, (out / "trajectories.jsonl").read_text().splitlines()):
@@ -131,35 +129,33 @@ def test_the_class_that_readme_shows_trains(tmp_path, unlearned):
 
 @pytest.mark.slow
 def test_no_failure_of_the_judge_is_ever_a_reward_and_the_run_goes_on(tmp_path, unlearned):
-    no_verdict = ("http_500", "hang", "truncated_json", "prose", "empty_body")
+    """The judge fails in turn while the first twelve are scored, and is well from then on."""
     out = tmp_path / "run"
     with LocalJudge() as judge:
-        judge.faults.extend(["not_success", *no_verdict, "not_success"])  # then it is well
-        settings = {"base_url": judge.base_url, "model": "rule", "attempts": 1, "timeout_seconds": 5}
+        judge.faults.extend(["", "not_success", *NO_VERDICT, "not_success"])
+        settings = {"base_url": judge.base_url, "model": "rule", "attempts": 1, "timeout_seconds": 8}
         asked = [f"reward.judge.{name}={value}" for name, value in settings.items()]
         chosen = ["reward.manager=judge", *asked, "train.save_every=0"]
         done = train(out, *unlearned, *(part for setting in chosen for part in ("--set", setting)))
         counts = judge.counts
     assert done.returncode == 0, done.stderr[-3000:]
-    trajectories = train_phase(out)
-    failed = [line for line in trajectories if line["exit_status"] == "judge_error"]
-    assert len(failed) == sum(counts[fault] for fault in no_verdict) == 5
-    for line in failed:
-        assert line["reward"] is None and line["advantage"] is None and not line["valid"]
-        assert line["evidence"] and "no verdict" in line["detail"]
-    others = [line for line in trajectories if line not in failed]
-    assert len(others) == counts["rule"] + 2 and all(line["evidence"] for line in others)
-    lines = metrics(out)
-    assert [lines["train", update]["exit_status/judge_error"] for update in (1, 2)] == [5, 0]
-    assert [lines["train", update]["invalid"] for update in (1, 2)] == [5, 0]
+    trained = train_phase(out)
+    told = {update: line for (phase, update), line in metrics(out).items() if phase == "train"}
+    failed = check_rewards_are_verdicts(trained, counts)
+    check_baselines(trained)
+    check_counted(trained, told)
+    assert sorted(told) == [1, 2] and {line["update"] for line in failed} == {1}
+    assert told[1]["judge/longest_seconds"] >= 8 > 4 > told[2]["judge/longest_seconds"]
+    assert told[2]["invalid"] == told[2]["judge/failed_requests"] == 0 and told[2]["judge/requests"] == 12
     assert "judge_error" in (out / "report.html").read_text("utf-8")
 
 
 @pytest.mark.slow
-def test_a_class_that_is_broken_ends_the_run_and_is_named_with_the_trajectory(tmp_path, unlearned):
-    done = train(tmp_path / "run", *unlearned, "--set", "reward.manager=test_verl_run:Broken")
+@pytest.mark.parametrize(("name", "said"), WRONG)
+def test_a_class_that_is_wrong_ends_the_run_and_is_named_with_the_trajectory(tmp_path, unlearned, name, said):
+    done = train(tmp_path / "run", *unlearned, "--set", f"reward.manager=reward_runs:{name}")
     assert done.returncode != 0
-    assert "Broken.score of miniwob/" in done.stderr and "returned nan" in done.stderr
+    check_named(done.stderr, name, said)
 
 
 def test_a_bad_setting_ends_in_one_line_before_anything_starts(tmp_path):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from webagent_core.episode.trajectory import ExitStatus
 from webagent_core.objectives import Objective, Plan, TrajectoryFacts, spread
 
 KEPT_IN = "kept_in"  # beside a trajectory on its way through verl: the partition it is for
@@ -66,6 +67,12 @@ def is_valid(extra: dict[str, Any]) -> bool:
     """Whether the policy can have caused this outcome: what the agent loop says, and what the reward manager says."""
     told = extra.get("reward_extra_info") or {}
     return bool(extra.get("valid", True)) and bool(told.get("valid", True))
+
+
+def status_of(extra: dict[str, Any]) -> str:
+    """How the session ended: what the reward manager says (a judge may have failed since), else the agent loop."""
+    told = extra.get("reward_extra_info") or {}
+    return told.get("exit_status") or extra.get("exit_status") or str(ExitStatus.ANSWERED)
 
 
 def outcome_of(extra: dict[str, Any]) -> float | None:

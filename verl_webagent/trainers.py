@@ -34,7 +34,17 @@ from verl_webagent.loss import policy_loss, token_means, value_loss
 from verl_webagent.recipe import node_of, recipe_of
 from verl_webagent.replay import FIRST, STORED, entries_of, put_back
 from verl_webagent.run_log import RunLog
-from verl_webagent.sessions import Columns, Session, facts_of, is_valid, outcome_of, plain, row_weights, sessions_of
+from verl_webagent.sessions import (
+    Columns,
+    Session,
+    facts_of,
+    is_valid,
+    outcome_of,
+    plain,
+    row_weights,
+    sessions_of,
+    status_of,
+)
 from webagent_core.episode.trajectory import ExitStatus
 from webagent_core.objectives import Plan
 from webagent_core.sampling.state import Sampling
@@ -185,7 +195,7 @@ class TrajectoryTrainer:
                 score, outcome = columns.score[session.rows[-1]], outcome_of(extra)
                 good.append((score, score if outcome is None else outcome, len(session.rows)))
         good += [(each["reward"], each["outcome"], each["steps"]) for each in others if each["outcome"] is not None]
-        statuses = Counter(extra.get("exit_status") or "answered" for extra in last + others)
+        statuses = Counter(status_of(extra) for extra in last + others)
         for status in ExitStatus:
             metrics[f"webagent/exit_status/{status}"] = float(statuses[status])
         dropped = Counter(each.dropped for each in plan.trajectories if each.dropped)
@@ -210,7 +220,7 @@ class TrajectoryTrainer:
             self.run_log.train(self.global_steps, keys, advantages + [None] * len(others))
         self.batches_without_signal = 0 if good else self.batches_without_signal + 1
         if not good:
-            reasons = sorted({str(extra.get("detail") or extra.get("exit_status")) for extra in last})
+            reasons = sorted({str(extra.get("detail") or status_of(extra)) for extra in last})
             logger.warning("no trajectory of this batch is valid: %s", "; ".join(reasons[:3]))
             if self.batches_without_signal >= self.node["broken_batches"]:
                 raise RuntimeError(
