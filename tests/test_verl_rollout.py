@@ -96,6 +96,14 @@ def test_tasks_that_give_no_signal_end_the_run_with_the_reason(base, monkeypatch
             session.step()
 
 
+def test_a_group_filter_does_not_take_a_broken_environment_for_tasks_without_signal(base, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("TOY_LOOP", json.dumps({f"{index}/*": "raise" for index in range(400)}))
+    with VerlSession([*settings(base), "data.train_batch_size=2"], recipe="zerogui") as session:
+        session.start_rollout()
+        with pytest.raises(RuntimeError, match="groups in a row without one valid trajectory; .*environment of group"):
+            session.step()
+
+
 def test_a_stored_success_joins_a_group_that_failed_and_survives_a_checkpoint(base, monkeypatch):  # noqa: F811
     """ARPO, one task: of its first group one member succeeds, of the second none."""
     plans = {"0/0": "win", "0/*": "flat", "1/*": "flat", "2/*": "flat"}

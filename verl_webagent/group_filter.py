@@ -46,6 +46,7 @@ class GroupsWithSignal:
 
         Raises:
             NoSignal: as many groups as `patience` batches may take have left in a row.
+            RuntimeError: and not one of their trajectories was valid, so it is not the tasks that are at fault.
         """
         keys = list(tags)
         data = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["rm_scores", "extra_fields"])
@@ -70,6 +71,13 @@ class GroupsWithSignal:
             self.dropped.append((drop, members))
             self.without_signal[drop] += 1
         if sum(self.without_signal.values()) >= self.group_filter.most * self.group_filter.patience:
+            left = [facts for _, members in self.dropped for facts in members]
+            if all(facts["outcome"] is None for facts in left):
+                reasons = sorted({str(facts.get("detail") or facts.get("exit_status")) for facts in left})
+                raise RuntimeError(
+                    f"{len(self.dropped)} groups in a row without one valid trajectory; "
+                    f"reasons: {'; '.join(reasons[:3])}"
+                )
             raise NoSignal(no_signal_message(self.group_filter.patience, self.without_signal))
         return verdicts
 
