@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -24,13 +25,15 @@ from transformers import (
 )
 
 from trl_webagent import StepGRPOConfig, StepGRPOTrainer
+from trl_webagent.critic_config import CriticConfig
 from trl_webagent.image_rows import ImageInputs
+from trl_webagent.run import critic_settings, trainer_class
 from webagent_core.episode.pictures import picture_part, picture_urls, pictures_of
 from webagent_core.episode.runner import ContextOverflow
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
-from webagent_core.objectives import load_objective
 from webagent_core.policy.tiny_vision import PICTURE, build_vision_policy, write_start
 from webagent_core.policy.vision_processing import load_processing_class, sees
+from webagent_core.recipe import load_recipe
 from webagent_core.sampling.stored import store, trajectory_of
 
 __all__ = ["one_thread"]  # a fixture of this module too
@@ -121,7 +124,9 @@ def load(start: Path) -> Any:
 
 
 def trainer_of(start: Path, out: Path, play: Callable, **changed: Any) -> StepGRPOTrainer:
+    """The trainer of a recipe's method, OpenWebRL's if none is named, on the policy in `start`."""
     peft, callbacks = changed.pop("peft_config", None), changed.pop("callbacks", None)
+    recipe = load_recipe(changed.pop("recipe", "openwebrl"), overrides=changed.pop("overrides", None))
     values = {
         "output_dir": str(out),
         "num_generations": G,
@@ -142,11 +147,12 @@ def trainer_of(start: Path, out: Path, play: Callable, **changed: Any) -> StepGR
         "gradient_checkpointing": False,
     }
     names = ["one", "other"]
-    return StepGRPOTrainer(
-        load(start),
-        objective=load_objective("openwebrl"),
+    objective, critic = recipe.load_objective(), critic_settings(recipe)
+    return trainer_class(recipe)(
+        str(start) if objective.uses_reference else load(start),
+        objective=objective,
         play=play,
-        args=StepGRPOConfig(**(values | changed)),
+        args=(CriticConfig if critic else StepGRPOConfig)(**(values | critic | changed)),
         train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": n}], "task": n} for n in names]),
         processing_class=load_processing_class(str(start)),
         peft_config=peft,
@@ -283,6 +289,16 @@ def test_gradients_reach_the_vision_tower_and_do_not_depend_on_how_rows_are_spli
     largest = max(float(gradient.abs().max()) for gradient in whole.values())
     for name, gradient in whole.items():
         assert float((gradient - single[name]).abs().max()) < 1e-5 * largest, name
+
+
+@pytest.mark.parametrize("name", ["arpo", "asyncwebrl", "uitars2", "webgym", "zerogui"])
+def test_other_papers_that_look_train_what_they_look_with(name, start, tmp_path):
+    overrides = {"objective.pretrain_updates": 0} if name == "uitars2" else {}
+    trainer = trainer_of(start, tmp_path, playing, recipe=name, overrides=overrides, max_rows_per_forward=3)
+    before = trainer.model.model.visual.patch_embed.proj.weight.detach().clone()
+    trainer.train()
+    assert math.isfinite(trainer.state.log_history[0]["loss"])
+    assert float((trainer.model.model.visual.patch_embed.proj.weight - before).abs().max()) > 1e-3
 
 
 def test_pictures_follow_their_rows_through_shuffling_and_splitting(start, tmp_path):
