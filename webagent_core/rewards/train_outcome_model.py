@@ -6,10 +6,12 @@ The label is whether the trajectory succeeded; invalid ones are left out. Succes
 loss, whatever their shares, so that 0.5 means the same for any run. A part of the page seeds (never of the
 trajectories: attempts at one page are alike) is held out, and the figures on it stand in OUT/metrics.json.
 
-The tiny base learns in a minute whether a form was filled in as asked (choose-list, enter-text, login-user and
-click-test-2: AUC 0.99 or more on three splits, from 240 trajectories). Whether the name that was clicked is the one
-that the goal names (click-link, click-tab) it does not learn from so few (AUC near 0.6): that takes a larger model, or
-many more trajectories.
+The tiny base learns whether a page shows what was asked for, and not whether the name that was clicked is the one that
+the goal names; that takes a larger model, or many more trajectories. Measured on the trajectories of one run (the
+recipe webagent_r1 on TRL, seed 0), on a CPU: AUC 0.97 on held-out pages of click-checkboxes-transfer,
+click-collapsible, click-dialog-2 and click-option (930 trajectories to train on, 4 epochs); 0.88 over all of the run's
+nine tasks (2000, 2 epochs), of them 1.0 on the last three of these four and 0.56 on click-link. On scripted attempts at
+choose-list, enter-text, login-user and click-test-2, 240 of them and 8 epochs, it was 0.99 or more on three splits.
 """
 
 from __future__ import annotations
