@@ -75,6 +75,27 @@ def test_the_gpu_machine_composes_with_the_papers_numbers(name):
     assert config.actor_rollout_ref.actor.optim.lr == load_recipe(name, profile=None).train.learning_rate
 
 
+@pytest.mark.parametrize("lora", [0, 32])
+@pytest.mark.parametrize("name", HOSTED)
+def test_the_cluster_profile_is_a_large_model_on_several_nodes_with_the_papers_numbers(name, lora, monkeypatch):
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")  # where judges and generators are asked
+    # Adapters that are not merged verl checks against an installed vLLM.
+    adapters = [f'webagent.set=["policy.lora.r={lora}"]', "actor_rollout_ref.model.lora.merge=true"] if lora else []
+    nodes = ["machine=gpus", "trainer.nnodes=4", "trainer.n_gpus_per_node=8"]
+    config = composed([MODEL, "webagent.profile=cluster", *nodes, *adapters], name)
+    validate(config)
+    recipe, paper, model = recipe_of(config), load_recipe(name, profile=None), config.actor_rollout_ref
+    assert recipe.policy.model in ("Qwen/Qwen3-8B", "Qwen/Qwen3-VL-8B-Instruct") and recipe.policy.warm_up is None
+    assert ("VL" in recipe.policy.model) == bool(recipe.context)
+    assert recipe.rollout == paper.rollout and recipe.objective == paper.objective
+    assert (config.trainer.device, config.trainer.nnodes) == ("cuda", 4)
+    assert (model.rollout.name, model.actor.strategy, model.ref.strategy) == ("vllm", "fsdp2", "fsdp2")
+    assert model.model.lora_rank == lora
+    assert recipe.browser.pages * model.rollout.agent.num_workers == 128
+    judged = name in ("openwebrl", "webrl", "zerogui")
+    assert config.reward.reward_manager.name == ("webagent" if judged or name == "arpo" else "naive")
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -98,6 +119,13 @@ def test_what_would_compute_something_else_is_refused_in_one_line(overrides, sai
     with pytest.raises(Exception, match=said) as error:
         validate(composed([MODEL, *overrides]))
     assert "\n" not in str(error.value).split("full_key")[0].strip()
+
+
+def test_adapters_are_merged_for_the_rollout_on_cpu_and_have_the_whole_alpha_that_verl_takes():
+    model = composed([MODEL, 'webagent.set=["policy.lora.r=4", "policy.lora.alpha=8.0"]']).actor_rollout_ref.model
+    assert (model.lora_rank, model.lora_alpha, model.lora.merge) == (4, 8, True) and type(model.lora_alpha) is int
+    with pytest.raises(Exception, match=r"policy.lora.alpha = 8.5 is not allowed on verl: a whole number"):
+        validate(composed([MODEL, 'webagent.set=["policy.lora.r=4", "policy.lora.alpha=8.5"]']))
 
 
 def test_critic_and_behaviour_policy_have_to_be_there_for_the_methods_that_use_them():

@@ -97,7 +97,10 @@ def value_of(recipe: Recipe, key: str) -> Any:
         case "lora_rank":
             return recipe.policy.lora.r if recipe.policy.lora else 0
         case "lora_alpha":
-            return recipe.policy.lora.alpha if recipe.policy.lora else 16
+            alpha = recipe.policy.lora.alpha if recipe.policy.lora else 16
+            if alpha != int(alpha):
+                raise ValueError(f"policy.lora.alpha = {alpha} is not allowed on verl: a whole number")
+            return int(alpha)
     section, _, rest = key.partition(".")
     value: Any = recipe.load_objective() if section == "objective" else recipe
     for part in (rest if section == "objective" else key).split("."):

@@ -7,9 +7,14 @@ for accelerators: autocast to bf16 (here fp32, unless the configuration says som
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForImageTextToText, AutoModelForTokenClassification, PretrainedConfig
 from verl.models.transformers.monkey_patch import apply_monkey_patch
+from verl.utils.fsdp_utils import merged_lora_context, normalize_peft_param_name
+from verl.utils.model import convert_weight_keys
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
@@ -45,7 +50,14 @@ class OnCPU:
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
 class CPUEngineWithLMHead(OnCPU, FSDPEngineWithLMHead):
-    pass
+    def _merged_lora_per_tensor_param(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whole weights with the adapters merged in, for the rollout. verl's own rounds them to bf16, and what played
+        would not be what is trained."""
+        with merged_lora_context(self.module, backup_adapters=True):
+            named = convert_weight_keys(normalize_peft_param_name(self.module.state_dict()), self.module)
+            for name, tensor in named.items():
+                # A copy, as the context takes the adapters out of these tensors again.
+                yield name, (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
 @EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
