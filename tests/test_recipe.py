@@ -51,7 +51,7 @@ def test_a_profile_and_overrides_replace_values_and_say_so():
         ({"overrides": {"rollout.max_response_tokens": 99999}}, "max_response_tokens = 99999 is not allowed: less"),
         ({"overrides": {"browser.viewport": [0, 9]}}, "browser.viewport = [0, 9] is not allowed"),
         ({"preset": "papers"}, "preset = 'papers' is not known; there are paper, released"),
-        ({"profile": "laptop"}, "profile = 'laptop' is not known to webagent_r1; there are embedded"),
+        ({"profile": "laptop"}, "profile = 'laptop' is not known to webagent_r1; there are cluster, embedded, smollm2"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(kwargs, message):
