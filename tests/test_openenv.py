@@ -158,16 +158,17 @@ async def test_where_no_server_is_is_said_at_once():
 
 
 @pytest.mark.slow
-def test_arpo_trains_on_a_server(server, tmp_path):
-    """From the pretrained start of the tiny policy, which presses what a goal quotes more often than not."""
+def test_arpos_script_plays_on_a_server(server, tmp_path):
+    """From the pretrained start of the tiny policy, which presses what a goal quotes: it leaves little to learn."""
     out = tmp_path / "run"
     settings = {"tasks.server": server, "tasks.names": "[press]", "policy.warm_up": "null", "train.updates": 2,
                 "train.eval_every": 0, "train.save_every": 0, "browser.pages": 4, "rollout.temperature": 1.0,
-                "sampling.candidate_tasks": 4, "sampling.task_trials": 2, "sampling.task_min_successes": 0}  # fmt: skip
-    finish(start(out, tmp_path, script=ARPO, **settings))
+                "sampling.candidate_tasks": "null", "sampling.task_trials": "null",
+                "sampling.task_min_successes": "null"}  # fmt: skip
+    finish(start(out, tmp_path, script=ARPO, **settings), 900)
     trained = [line for line in lines(out, "trajectories") if line["phase"] == "train"]
     assert {line["task"] for line in trained} == {"press"} and all(line["valid"] for line in trained)
-    assert {line["steps"][0]["url"] for line in trained} == {"app://press"}
+    assert {line["steps"][0]["url"] for line in trained} == {"app://press"} and any(line["success"] for line in trained)
     assert len([line for line in lines(out, "metrics") if line["phase"] == "train"]) == 2
 
 

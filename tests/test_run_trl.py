@@ -51,8 +51,8 @@ def start(out: Path, cache: Path, *arguments: str, script: Path = SCRIPT, **chan
     return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def finish(process: subprocess.Popen) -> tuple[str, str]:
-    stdout, stderr = process.communicate(timeout=300)
+def finish(process: subprocess.Popen, seconds: float = 300) -> tuple[str, str]:
+    stdout, stderr = process.communicate(timeout=seconds)
     assert process.returncode == 0, stderr[-3000:]
     return stdout, stderr
 

@@ -217,7 +217,7 @@ def test_webgym_trains_on_a_file_with_a_judge_for_its_rubrics(tmp_path, site):
                     "reward.judge.model": "rule", "reward.judge.base_url": judge.base_url,
                     "reward.judge_vision": "false", "train.eval_every": 0, "train.updates": 2,
                     "train.save_every": 0, "rollout.temperature": 1.0}  # fmt: skip
-        finish(start(out, tmp_path, script=WEBGYM, **settings))
+        finish(start(out, tmp_path, script=WEBGYM, **settings), 900)
         assert judge.counts["rule"] > 0
     trajectories = lines(out, "trajectories")
     trained = [each for each in trajectories if each["phase"] == "train"]

@@ -1,7 +1,7 @@
 """A site with a database an episode: a real application in a process of its own, whose state is what is graded.
 
 Each episode gets a database of its own, which its task and seed determine. Every request of its pages carries the
-episode's name in a header, which no page can read or change, so any number of them are played at a time on one server.
+episode's name in a header, which no policy sees or changes, so any number of them are played at a time on one server.
 A task is done when the policy says so with `stop`; then the application looks into that database. A site says what its
 tasks are and which module serves it (see site_server.py).
 """
