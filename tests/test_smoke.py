@@ -1,0 +1,58 @@
+"""Every script of every recipe with --smoke and nothing else, as a user first runs it.
+
+train_verl.sh runs in this checkout's .venv, which `bash tests/run.sh` has made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+ON_TRL = sorted(RECIPES.glob("*/train_trl.py"))
+ON_VERL = sorted(RECIPES.glob("*/train_verl.sh"))
+
+
+def test_all_eleven_recipes_have_a_script_and_eight_have_two():
+    assert (len(ON_TRL), len(ON_VERL)) == (11, 8)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all runs here keep and find their warmed-up policy."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def run(command: list[str], script: Path, out: Path, cache: Path) -> None:
+    """The script to its end: every loss a number, the policy measured before and after, and the report."""
+    environment = os.environ | {"WEBAGENT_CACHE": str(cache), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*command, str(script), "--smoke", "--out", str(out)],
+        env=environment, cwd=out.parent, capture_output=True, text=True, timeout=900,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+    assert "success on held-out seeds" in done.stdout.splitlines()[-1]
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert {"before", "train", "after"} <= {line["phase"] for line in lines}
+    trained = [line for line in lines if line["phase"] == "train"]
+    assert all(math.isfinite(line.get("loss", 0.0)) for line in trained)
+    assert (out / "report.html").is_file() and (out / "learning_curve.png").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ON_TRL, ids=lambda script: script.parent.name)
+def test_a_recipe_runs_small_on_trl(script, tmp_path, cache):
+    run([sys.executable], script, tmp_path / "run", cache)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ON_VERL, ids=lambda script: script.parent.name)
+def test_a_recipe_runs_small_on_verl(script, tmp_path, cache):
+    pytest.importorskip("verl")
+    run(["bash"], script, tmp_path / "run", cache)
