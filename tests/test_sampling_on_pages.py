@@ -391,9 +391,12 @@ def recording(rollout, tmp_path_factory) -> Path:
     return folder
 
 
-def answered_steps(out: Path, rollout: Any, recording: Path, **sampling: Any) -> tuple[Any, list[dict], list[Any]]:
-    """Two updates on a recording: the run, the rows of each update, and the answered steps of each."""
-    given = {"policy.warm_up": None, "train.updates": 2, "train.num_iterations": 1, "rollout.group_size": G}
+def answered_steps(
+    out: Path, rollout: Any, recording: Path, checkpoint: str | None = None, updates: int = 2, **sampling: Any
+) -> tuple[Any, list[dict], list[Any]]:
+    """Updates on a recording, those after `checkpoint`: the run, and of each its rows and its answered steps."""
+    given = {"policy.warm_up": None, "train.num_iterations": 1, "rollout.group_size": G}
+    given |= {"train.updates": updates, "train.save_every": 2}
     given |= {"rollout.groups_per_update": 2, "sampling.recorded_steps": str(recording)}
     given |= {f"sampling.{name}": value for name, value in sampling.items()}
     run = RecordedStepsRun(load_recipe("hiconagent", overrides=given), out, resume=False)
@@ -409,7 +412,7 @@ def answered_steps(out: Path, rollout: Any, recording: Path, **sampling: Any) ->
         return batches[-1]
 
     run.trainer._generate_and_score_completions = watched
-    run._train(None)
+    run._train(checkpoint)
     return run, batches, steps
 
 
@@ -442,3 +445,15 @@ def test_only_the_drawn_steps_of_a_recording_are_trained_on(rollout, recording, 
     assert len(first) == 2 and first == second
     first, second = asked(None, "all")
     assert len(first) == len(second) == 2 and not first & second
+
+
+def test_a_resumed_run_answers_the_same_steps_after_the_same_histories(rollout, recording, tmp_path):
+    whole, _, steps = answered_steps(tmp_path / "run", rollout, recording, updates=3)
+    checkpoint = str(tmp_path / "run" / "checkpoints" / "checkpoint-2")
+    resumed, _, again = answered_steps(tmp_path / "run", rollout, recording, checkpoint, updates=3)
+    (last,) = again
+    assert [(step.messages, step.response_ids) for step in last] == [
+        (step.messages, step.response_ids) for step in steps[2]
+    ]
+    for name, weight in whole.trainer.model.state_dict().items():
+        assert torch.equal(resumed.trainer.model.state_dict()[name], weight), name
