@@ -97,7 +97,12 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
     (trainer.model.merge_and_unload() if lora else learner["model"]).save_pretrained(making)
     learner["processing_class"].save_pretrained(making)
     shutil.rmtree(making / "trainer", ignore_errors=True)
-    making.replace(folder)
+    try:
+        making.replace(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(making)  # another run of the same settings was first, and made the same policy
     return folder
 
 
