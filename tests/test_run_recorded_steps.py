@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 
 from trl_webagent.command_line import main
 
@@ -41,16 +44,17 @@ def lines(out: Path, name: str) -> list[dict]:
 @pytest.mark.slow
 def test_the_script_trains_on_answers_to_steps_and_measures_on_real_pages(tmp_path):
     cache = tmp_path / "cache"
-    said = run(tmp_path / "run", cache)
-    before, first, second, after = lines(tmp_path / "run", "metrics.jsonl")
-    assert [line["phase"] for line in (before, first, second, after)] == ["before", "train", "train", "after"]
+    saved = {"train.updates": 3, "train.save_every": 2}
+    said = run(tmp_path / "run", cache, **saved)
+    logged = lines(tmp_path / "run", "metrics.jsonl")
+    assert [line["phase"] for line in logged] == ["before", "train", "train", "train", "after"]
+    before, *trained, after = logged
     for line in (before, after):
         assert line["episodes"] == 3  # played, one page a task
         assert line["held_out_steps"] >= 3
         assert 0 <= line["step_score"] <= 3 and 0 <= line["step_success"] <= 1
-    for line in (first, second):
+    for line in trained:
         assert line["trajectories"] == 2 * 4 and line["rows"] == 8 and line["steps"] == 1.0
-        assert line["consistency"] > 0
         assert "browser_steps_per_second" not in line
     assert "success on held-out seeds:" in said.splitlines()[-1]
     assert (tmp_path / "run" / "report.html").is_file() and (tmp_path / "run" / "learning_curve.png").is_file()
@@ -58,10 +62,12 @@ def test_the_script_trains_on_answers_to_steps_and_measures_on_real_pages(tmp_pa
     assert config["sampling"]["training_steps"] == {"value": 24, "from": "override"}
 
     answers = [line for line in lines(tmp_path / "run", "trajectories.jsonl") if line["phase"] == "train"]
-    assert len(answers) == 2 * 2 * 4
-    for update in (1, 2):
+    assert len(answers) == 3 * 2 * 4
+    for update in (1, 2, 3):
         groups = {line["group"] for line in answers if line["update"] == update}
         assert len(groups) == 2
+        # Of a first step both branches have the same prompt.
+        assert (trained[update - 1]["consistency"] > 0) == any(not group.endswith("/0") for group in groups)
     for line in answers:
         (step,) = line["steps"]
         (evidence,) = line["evidence"]
@@ -75,10 +81,17 @@ def test_the_script_trains_on_answers_to_steps_and_measures_on_real_pages(tmp_pa
     before, only, after = lines(tmp_path / "other", "metrics.jsonl")
     assert only["trajectories"] == 8 and before["held_out_steps"] > 0
 
-    # Going on from the checkpoint.
-    run(tmp_path / "run", cache, "--resume", **{"train.updates": 3})
-    updates = [line["update"] for line in lines(tmp_path / "run", "metrics.jsonl") if line["phase"] == "train"]
-    assert updates == [1, 2, 3]
+    # Going on from the checkpoint, the third update sees the same steps after the same histories.
+    whole = load_file(tmp_path / "run" / "policy" / "model.safetensors")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "checkpoint-3")
+    said = run(tmp_path / "run", cache, "--resume", **saved)
+    assert "resumed from update 2 of 3: going on with update 3" in said
+    again = load_file(tmp_path / "run" / "policy" / "model.safetensors")
+    assert all(torch.equal(again[name], weight) for name, weight in whole.items())
+    times = {"seconds": 0, "tokens_per_second": 0}
+    assert [line | times for line in lines(tmp_path / "run", "metrics.jsonl")[1:4]] == [
+        line | times for line in trained
+    ]
 
 
 def test_points_in_another_space_than_the_recorded_ones_are_refused(tmp_path, capsys):
