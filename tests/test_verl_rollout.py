@@ -199,7 +199,8 @@ WITHOUT = {"zerogui": ["objective.beta=0"], "webagent_r1": ["objective.beta=0"]}
 @pytest.mark.parametrize("name", STOCK)
 def test_a_stock_trainer_with_our_sampler_takes_the_gradient_step_of_ours(name, base, monkeypatch):  # noqa: F811
     """By configuration alone, on the same sampled sessions (they are seeded)."""
-    monkeypatch.setenv("TOY_LOOP", json.dumps({f"{group}/0": "win" for group in range(40)}))  # WebGym has no other signal
+    # WebGym has no signal but a success.
+    monkeypatch.setenv("TOY_LOOP", json.dumps({f"{group}/0": "win" for group in range(40)}))
     gradients = []
     ours = {"trainer.v1.trainer_mode": "webagent_sync", "data.train_batch_size": "4", **UNCLIPPED,
             "webagent.set": f"{WITHOUT.get(name, [])}"}  # fmt: skip

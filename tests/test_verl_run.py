@@ -85,9 +85,10 @@ def test_a_resumed_run_takes_the_update_that_the_uninterrupted_run_took(run, tmp
     assert done.returncode == 0, done.stderr[-3000:]
     before, after = metrics(run)["train", 3], metrics(resumed)["train", 3]
     assert after["success"] == before["success"] and after["rows"] == before["rows"]
-    assert after.get("grad_norm", 0) == pytest.approx(before.get("grad_norm", 0), rel=1e-3, abs=1e-6)
-    assert after.get("loss", 0) == pytest.approx(before.get("loss", 0), rel=1e-3, abs=1e-6)
-    assert after.get("learning_rate") == pytest.approx(before.get("learning_rate"))
+    assert before["grad_norm"] > 0
+    for name in ("loss", "grad_norm", "learning_rate"):
+        print(name, before[name], after[name])
+        assert after[name] == pytest.approx(before[name], rel=1e-4, abs=1e-7), name
 
     done = train(resumed, "--resume")  # past the end
     assert done.returncode == 0 and "nothing is left to train" in done.stdout + done.stderr

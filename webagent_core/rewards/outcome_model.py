@@ -22,6 +22,8 @@ from webagent_core.rewards.reward_manager import Reward, RewardManager
 Form = Literal["webrl", "uitars2"]
 YES, NO = "YES", "NO"
 QUESTION = f"Is it done? {YES} or {NO}"
+# Folder of a small one that knows no task, only whether what was asked for was done; see pretrain_outcome_model.py.
+OUTCOME_BASE = Path(__file__).parent / "outcome_base"
 SETTINGS = "outcome_model.json"  # beside the model: how it was trained to be asked
 
 

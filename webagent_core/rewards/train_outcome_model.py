@@ -31,14 +31,13 @@ import torch
 
 from webagent_core.episode.actions import FormatError, parse_action
 from webagent_core.episode.trajectory import ExitStatus, FinalPage, Step, Trajectory
-from webagent_core.policy.tiny import BASE
 from webagent_core.report.run_directory import RunDirectory
-from webagent_core.rewards.outcome_model import Form, OutcomeModel, auc
+from webagent_core.rewards.outcome_model import OUTCOME_BASE, Form, OutcomeModel, auc
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The defaults are those of the tiny base (ours). WebRL's authors train 4 epochs at 5e-6 on a model of 8B."""
+    """The defaults are those of the shipped base (ours). WebRL's authors train 4 epochs at 5e-6 on a model of 8B."""
 
     epochs: int = 8
     learning_rate: float = 1e-3
@@ -199,7 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("trajectories", help="trajectories.jsonl of a run, or the run's folder")
     parser.add_argument("out", help="folder for the model, its tokenizer and metrics.json")
-    parser.add_argument("--model", default=str(BASE), help="where to start from; default: the tiny base")
+    parser.add_argument("--model", default=str(OUTCOME_BASE), help="where to start from; default: the shipped base")
     parser.add_argument("--device", default="cpu")
     for name, default in vars(Settings()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=f"({default})")
