@@ -36,7 +36,7 @@ class WebAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     async def _run_agent_loop(
         self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *, agent_name: str, **sample: Any
     ) -> None:
-        fatal = False
+        fatal = ""
         seconds = node_of(self.config)["session_seconds"]
         where = f"session {sample['session_id']} of {sample['uid']}"
         try:
@@ -46,7 +46,7 @@ class WebAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             told = f"no end after {seconds:g} s" if limit.expired() else f"TimeoutError: {error}"
             logger.warning("agent loop %r, %s: %s", agent_name, where, told)
         except RewardError as error:  # a mistake in somebody's class, which would spoil every trajectory: the run ends
-            told, fatal = str(error), True
+            told, fatal = str(getattr(error, "cause", error)), str(error)  # Ray's holds the traceback of its worker
         except Exception as error:
             told = f"{type(error).__name__}: {error}"
             logger.error("agent loop %r raised in %s", agent_name, where, exc_info=error)
@@ -93,7 +93,7 @@ class WebAgentLoopWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
             return torch.arange(input_ids.size(1)).unsqueeze(0)
         return super()._compute_position_ids(input_ids, *args, **kwargs)
 
-    def _empty(self, sample: dict[str, Any], told: str, fatal: bool = False) -> AgentLoopOutput:
+    def _empty(self, sample: dict[str, Any], told: str, fatal: str = "") -> AgentLoopOutput:
         return empty_row(self.tokenizer, self.config, int(sample["global_steps"]), broken(told) | {"fatal": fatal})
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from webagent_core.command_line import NO_SIGNAL, checked_recipe, overrides_of, parser, run_folder
 from webagent_core.policy.tiny import start_of
 from webagent_core.recipe import Recipe
+from webagent_core.rewards.reward_manager import RewardError
 from webagent_core.sampling.filters import NoSignal
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ def main(argv: list[str] | None = None) -> None:
         _report(arguments.out)
         print(f"stopped: {error}. What was done is in {arguments.out}", file=sys.stderr)
         sys.exit(NO_SIGNAL)
+    except RewardError as error:
+        _report(arguments.out)
+        sys.exit(f"{error.__cause__}\nerror: {error}")
     except KeyboardInterrupt:
         sys.exit(f"\ninterrupted: what was done is in {arguments.out}; --resume goes on from its last checkpoint")
     _close(recipe, arguments.out, time.monotonic() - started)

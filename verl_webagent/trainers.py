@@ -47,6 +47,7 @@ from verl_webagent.sessions import (
 )
 from webagent_core.episode.trajectory import ExitStatus
 from webagent_core.objectives import Plan
+from webagent_core.rewards.reward_manager import RewardError
 from webagent_core.sampling.state import Sampling
 from webagent_core.sampling.stored import Stored
 
@@ -188,7 +189,7 @@ class TrajectoryTrainer:
         last = [columns.extra[session.rows[-1]] for session in sessions]
         for extra in last + others:
             if extra.get("fatal"):
-                raise RuntimeError(extra["detail"])
+                raise RewardError(extra["detail"]) from RuntimeError(extra["fatal"])
         good: list[tuple[float, float, int]] = []  # reward, outcome, steps
         for session, extra in zip(sessions, last, strict=True):
             if is_valid(extra):
