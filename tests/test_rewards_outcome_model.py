@@ -23,10 +23,12 @@ from webagent_core.episode.actions import Action
 from webagent_core.episode.browser_rollout import BrowserRollout
 from webagent_core.episode.trajectory import ExitStatus, FinalPage, Step, Trajectory
 from webagent_core.policy.demonstrations import gather
+from webagent_core.policy.made_up_pages import words_of
 from webagent_core.policy.tiny import BASE
 from webagent_core.report.run_directory import RunDirectory
-from webagent_core.rewards import score_all
-from webagent_core.rewards.outcome_model import OutcomeModel, OutcomeModelReward, auc, outcome_parts
+from webagent_core.rewards import pretrain_outcome_model, score_all
+from webagent_core.rewards.made_up_attempts import MadeUpAttempts
+from webagent_core.rewards.outcome_model import OUTCOME_BASE, OutcomeModel, OutcomeModelReward, auc, outcome_parts
 from webagent_core.rewards.train_outcome_model import (
     Settings,
     batches,
@@ -247,16 +249,31 @@ def test_a_vision_model_sees_the_last_five_screenshots_and_is_loaded_again(tmp_p
     assert OutcomeModel.load(tmp_path, screenshots=1).screenshots == 1
 
 
+def test_the_shipped_base_tells_right_from_wrong_on_made_up_pages_it_has_not_seen():
+    assert sum(file.stat().st_size for file in OUTCOME_BASE.iterdir()) < 3_000_000
+    assert "AUC 0.97" in (OUTCOME_BASE / "pretraining.log").read_text()
+    model = OutcomeModel.load(OUTCOME_BASE, dtype=torch.float32)
+    made = MadeUpAttempts(words_of(model.tokenizer), seed=77)
+    attempts = [made.attempt() for _ in range(200)]
+    assert auc(model.probabilities(attempts), [each.success for each in attempts]) > 0.93
+
+
+def test_the_base_is_made_from_the_policys_by_practice(tmp_path):
+    pretrain_outcome_model.main([str(tmp_path), "--steps", "3"])
+    model = OutcomeModel.load(tmp_path, dtype=torch.float32)
+    assert model.max_tokens == 2048 and 0 < model.probabilities([attempt()])[0] < 1
+
+
 @pytest.mark.slow
 def test_on_real_pages_success_and_failure_are_told_apart(tmp_path):
-    names = ("choose-list", "click-test-2", "enter-text", "login-user")
-    tasks = [Task(f"miniwob/{name}", seed) for seed in range(80) for name in names]
+    names = ("choose-list", "click-button", "click-link", "click-test-2", "enter-text", "login-user")
+    tasks = [Task(f"miniwob/{name}", seed) for seed in range(60) for name in names]
     with BrowserRollout(pages=4, screenshots=False) as rollout:
         played = gather(rollout, tasks, mistakes=0.6, seed=0)
     RunDirectory(tmp_path).log_trajectories(0, "train", played)
     training, held_out = split(read_trajectories(tmp_path), 0.25, 0)
     torch.manual_seed(0)
-    model = OutcomeModel.load(BASE, dtype=torch.float32, max_tokens=2048)
+    model = OutcomeModel.load(OUTCOME_BASE, dtype=torch.float32, max_tokens=2048)
     train(model, training, Settings())
     found = metrics(model, held_out)
     assert found["trajectories"] >= 60 and found["trajectories"] - found["successes"] >= 15

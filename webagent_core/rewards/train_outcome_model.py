@@ -6,12 +6,10 @@ The label is whether the trajectory succeeded; invalid ones are left out. Succes
 loss, whatever their shares, so that 0.5 means the same for any run. A part of the page seeds (never of the
 trajectories: attempts at one page are alike) is held out, and the figures on it stand in OUT/metrics.json.
 
-The tiny base learns whether a page shows what was asked for, and not whether the name that was clicked is the one that
-the goal names; that takes a larger model, or many more trajectories. Measured on the trajectories of one run (the
-recipe webagent_r1 on TRL, seed 0), on a CPU: AUC 0.97 on held-out pages of click-checkboxes-transfer,
-click-collapsible, click-dialog-2 and click-option (930 trajectories to train on, 4 epochs); 0.88 over all of the run's
-nine tasks (2000, 2 epochs), of them 1.0 on the last three of these four and 0.56 on click-link. On scripted attempts at
-choose-list, enter-text, login-user and click-test-2, 240 of them and 8 epochs, it was 0.99 or more on three splits.
+It starts from a base that has practised on made-up pages to compare what was asked for with what was done
+(pretrain_outcome_model.py); on a run alone the tiny policy's base did not learn that (AUC 0.56 to 0.68 on click-link,
+where nothing else tells). Measured on the CPU with the defaults, on the trajectories of three runs of webagent_r1 on TRL,
+all nine tasks, 2000 to train on: AUC 0.96, 0.93 and 0.96 on held-out pages (seeds 0, 1, 2), after 81 s of CPU time.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ from webagent_core.rewards.outcome_model import OUTCOME_BASE, Form, OutcomeModel
 class Settings:
     """The defaults are those of the shipped base (ours). WebRL's authors train 4 epochs at 5e-6 on a model of 8B."""
 
-    epochs: int = 8
-    learning_rate: float = 1e-3
+    epochs: int = 3
+    learning_rate: float = 3e-4
     batch_size: int = 8
     held_out: float = 0.2  # share of the groups (task and seed)
     seed: int = 0
