@@ -110,7 +110,7 @@ class MadeUpAttempts(MadeUpPages):
         fields = [Element(name, id, rng.choice(FIELDS), "") for name, id in zip(names, ids, strict=False)]
         end = Element(self._name(), ids[-1], "button", "")
         goal = "Fill in " + ", then ".join(f'"{text}"' for text in texts) + f", then {self._said(end.name)}."
-        typed, pressed = list(texts), [end]
+        typed = list(texts)
         if not right:
             slip = rng.randrange(count)
             match rng.choice(("slip", "slip", "leave out", "swap" if len(set(texts)) > 1 else "slip")):
@@ -123,7 +123,7 @@ class MadeUpAttempts(MadeUpPages):
                     if typed == texts:
                         typed[0], typed[1] = typed[1], typed[0]
         moves = [_type(field, text) for field, text in zip(fields, typed, strict=True) if text]
-        return goal, [*fields, end], [*moves, *map(_click, pressed)]
+        return goal, [*fields, end], [*moves, _click(end)]
 
     def _slipped(self, text: str) -> str:
         """Another text: a letter more, less or in the other case, or something else altogether."""
