@@ -29,6 +29,7 @@ SMOKE = {
     "sampling.candidate_tasks": 4,
     "sampling.task_trials": 4,
     "sampling.training_steps": 24,
+    "search.threshold": 0.02,  # no attempt of so small a search may succeed; ranking alone makes pairs then
 }
 NO_SIGNAL = 3  # exit code of a run that ended because no task gives signal any more
 EPILOG = (
