@@ -168,7 +168,7 @@ def last_checkpoint(out: Path) -> Path | None:
 
 
 def _report(out: Path) -> None:
-    """For a run that ends before its last evaluation, after which the trainer itself writes these."""
+    """The report and the plot, of all that the run's folder holds by now."""
     from webagent_core.report.run_directory import RunDirectory
     from webagent_core.report.viewer import make_report
 
@@ -182,6 +182,7 @@ def _close(recipe: Recipe, out: Path, seconds: float) -> None:
     metrics = RunDirectory(out).metrics()
     if not any(line["phase"] == "after" for line in metrics):
         return
+    _report(out)  # once more: the trainer's was made before verl told the last update's metrics
     *by_task, overall = closing_lines(metrics, recipe.tasks.names, recipe.train.seed)
     print("\n".join(by_task))
     print(f"{duration(seconds)} in all; every step to click through: {out / 'report.html'}")
