@@ -61,6 +61,25 @@ def test_bad_settings_are_refused_in_one_line(kwargs, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "also", "reason"),
+    [
+        ("arpo", {}, "the loss of arpo with these settings has no reference"),
+        ("webagent_r1", {"objective.beta": 0.0}, "the loss of webagent_r1 with these settings has no reference"),
+        ("webagent_r1", {"policy.lora.r": 4}, "with policy.lora the reference is the model without its adapters"),
+        ("webrl", {"sampling.updates_per_phase": 3}, "with sampling.updates_per_phase each phase takes the policy of"),
+        ("uitars", {}, "a pair is scored by the policy that its round starts from"),
+        ("agentq", {}, "a pair is scored by the policy that its round starts from"),
+    ],
+)
+def test_another_reference_is_refused_where_nothing_would_read_it(name, also, reason):
+    with pytest.raises(ValueError) as caught:
+        load_recipe(name, overrides={"policy.reference": "tiny"} | also)
+    assert str(caught.value).startswith("policy.reference = 'tiny' is not allowed: must be null, as " + reason)
+    assert "\n" not in str(caught.value)
+    assert load_recipe("zerogui", overrides={"policy.reference": "tiny"}).policy.reference == "tiny"
+
+
 def test_an_unknown_recipe_is_refused_with_those_there_are():
     with pytest.raises(ValueError, match=r"recipe = 'webagent-r1' is not known; there are .*webagent_r1"):
         load_recipe("webagent-r1")

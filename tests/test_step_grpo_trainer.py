@@ -20,7 +20,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
-from toy_policy import PAGES, base, one_thread
+from toy_policy import PAGES, base, one_thread, random_policy
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -30,6 +30,7 @@ from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 from webagent_core.objectives import Evaluation, Objective, Plan, RowPlan, TrajectoryPlan, evaluate, load_objective
 from webagent_core.objectives.evaluation import evaluate_objective
 from webagent_core.objectives.webagent_r1 import WebAgentR1
+from webagent_core.policy.tiny import build_policy
 
 __all__ = ["base", "one_thread"]  # fixtures of this module too
 
@@ -206,6 +207,24 @@ def train(
     config: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Watched:
+    trainer = untrained(
+        tmp_path, base, play, model=model, names=names, objective=objective, config=config, **kwargs
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def untrained(
+    tmp_path: Path,
+    base: Path,
+    play: Callable,
+    *,
+    model: Any = None,
+    names: Any = MIXED,
+    objective: Objective | None = None,
+    config: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Watched:
     trainer = Watched(
         load(base, noise=0.05) if model is None else model,
         objective=objective or load_objective("webagent_r1", beta=0.1),
@@ -217,7 +236,6 @@ def train(
         **kwargs,
     )
     trainer.gradients = gradients.steps
-    trainer.train(resume_from_checkpoint=resume)
     return trainer
 
 
@@ -724,6 +742,38 @@ def test_lora_trains_adapters_alone_and_takes_the_base_as_reference(base, tmp_pa
     expected = plainly(trainer._trajectories, moved, load(base))
     assert_same_loss(trainer.micro_batches[1]["loss"], expected)
     assert_same_gradient(trainer.gradients[1], moved)
+
+
+# ------------------------------------------------------------------------------------------------------------ reference
+
+
+def test_another_reference_is_what_the_kl_is_to(base, tmp_path, played):
+    far = tmp_path / "far"
+    load(base, noise=0.2).save_pretrained(far)
+    AutoTokenizer.from_pretrained(base).save_pretrained(far)
+    trainer = untrained(tmp_path, base, replaying(played))
+    trainer.load_reference(str(far))
+    trainer.train()
+    start = with_weights(load(base), trainer.micro_batches[0]["weights"])
+    expected = plainly(played, start, load(far))
+    assert float(expected.metrics["kl"].sum) > 2 * float(plainly(played, start, load(base)).metrics["kl"].sum)
+    plainly(played, start, load(far))  # its gradient again
+    assert_same_loss(trainer.micro_batches[0]["loss"], expected)
+    assert_same_gradient(trainer.gradients[0], start)
+
+
+def test_a_reference_of_another_shape_or_vocabulary_is_refused(base, tmp_path, played):
+    trainer = untrained(tmp_path, base, replaying(played))
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    build_policy(tokenizer, hidden=64, layers=2, heads=2).save_pretrained(tmp_path / "wide")
+    tokenizer.save_pretrained(tmp_path / "wide")
+    with pytest.raises(ValueError, match=r"^reference = .*wide' is not allowed: its parameters must be like the policy"):
+        trainer.load_reference(str(tmp_path / "wide"))
+    words = list(reversed(PAGES))
+    words[0] = words[0].replace("red", "blue")
+    random_policy(tmp_path / "words", words)
+    with pytest.raises(ValueError, match=r"^reference = .*words' is not allowed: its vocabulary must be like the polic"):
+        trainer.load_reference(str(tmp_path / "words"))
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

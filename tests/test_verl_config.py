@@ -110,6 +110,7 @@ def test_the_cluster_profile_is_a_large_model_on_several_nodes_with_the_papers_n
         (["actor_rollout_ref.actor.strategy=megatron"], "strategy = 'megatron': allowed are fsdp, fsdp2"),
         (["webagent.recipe=uitars", "webagent.profile=null"], "'uitars' cannot run on verl: it trains on pairs"),
         (["webagent.recipe=agentq", "webagent.profile=null"], "'agentq' cannot run on verl: it trains on pairs"),
+        (['webagent.set=["policy.reference=tiny"]'], "policy.reference = 'tiny' cannot run on verl: its reference"),
         (["+webagent.colour=red"], "webagent.colour is not known; there are recipe, preset"),
         (["webagent.recipe=webagent_r2"], "recipe = 'webagent_r2' is not known; there are agentq"),
         (["actor_rollout_ref.rollout.n=1"], "actor_rollout_ref.rollout.n = 1: must be at least 2"),

@@ -28,7 +28,7 @@ from trl_webagent.warm_up import cpu_arguments, warm_up
 from webagent_core.episode.browser_rollout import BrowserRollout, settings_of
 from webagent_core.episode.rollout import GenerateBatch
 from webagent_core.episode.trajectory import Trajectory
-from webagent_core.policy.tiny import start_of
+from webagent_core.policy.tiny import named_model, start_of
 from webagent_core.policy.vision_processing import counter_of, load_processing_class
 from webagent_core.recipe import Critic, Recipe
 from webagent_core.report.run_directory import RunDirectory
@@ -188,6 +188,8 @@ class Run:
             callbacks=[_MetricsLine(self)],
         )
         quiet(trainer)
+        if policy.reference:
+            trainer.load_reference(named_model(policy.reference))
         return trainer
 
     def _batches(self) -> dict[str, Any]:

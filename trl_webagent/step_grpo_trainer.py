@@ -33,6 +33,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import pad, use_adapter
 
 from trl_webagent.image_rows import ImageInputs, open_pictures
@@ -43,6 +44,7 @@ from webagent_core.episode.rollout import GenerateBatch
 from webagent_core.episode.runner import ContextOverflow, Response
 from webagent_core.episode.trajectory import NOT_THE_POLICY, ExitStatus, Step, Trajectory
 from webagent_core.objectives import Objective, Plan, RowTensors, TrajectoryFacts
+from webagent_core.policy.vision_processing import load_processing_class
 from webagent_core.sampling.replay import Perplexities
 from webagent_core.sampling.state import Sampling
 from webagent_core.sampling.stored import Stored, repeats_next, store, trajectory_of
@@ -122,6 +124,23 @@ class StepGRPOTrainer(GRPOTrainer):
         self._images = ImageInputs(self.processing_class) if self._is_vlm else None  # None: a policy that only reads
         self.add_callback(_NoStepWithoutRows(self))
         self.add_callback(_EndWithoutSignal(self))
+
+    def load_reference(self, model: str) -> None:
+        """Compare with `model`, a folder or hub name, instead of with the policy that training starts from.
+
+        Raises ValueError if its parameters do not have the policy's names and shapes, or it has another vocabulary.
+        """
+        mine = self.accelerator.unwrap_model(self.ref_model)
+        other = type(mine).from_pretrained(model, dtype=mine.dtype)
+        shapes, others = ({k: tuple(v.shape) for k, v in each.state_dict().items()} for each in (mine, other))
+        vocabulary, its = (
+            getattr(each, "tokenizer", each).get_vocab()  # of a policy that sees it is the processor's
+            for each in (self.processing_class, load_processing_class(model))
+        )
+        for what, same in (("parameters", shapes == others), ("vocabulary", vocabulary == its)):
+            if not same:
+                raise ValueError(f"reference = {model!r} is not allowed: its {what} must be like the policy's")
+        SyncRefModelCallback.sync_target_model(other.to(mine.device), mine, 1.0)
 
     # ------------------------------------------------------------------------------------------------ generation
 

@@ -40,6 +40,11 @@ def check_config(config: DictConfig) -> None:
             "answer in the same gradient, and verl's engines run one; set objective.hcpo=false for the full branch "
             "alone, or run it on TRL"
         )
+    if recipe.policy.reference is not None:
+        raise ValueError(
+            f"policy.reference = {recipe.policy.reference!r} cannot run on verl: its reference worker loads the model "
+            "that the actor starts from; leave it null, or run it on TRL"
+        )
     if objective.uses_reference and not actor.use_kl_loss:
         raise ValueError(
             f"actor_rollout_ref.actor.use_kl_loss = {actor.use_kl_loss}: must be true for {recipe.type}, whose loss "

@@ -142,6 +142,9 @@ class Policy(Section):
     system_prompt: bool = True  # explain the notation of pages and the actions; a tiny policy learns them in warm-up
     # What the numbers of a policy that acts at points of a screenshot mean (`CoordinateSpace`). Qwen3-VL: norm1000.
     coordinates: Literal["norm1000", "norm999", "norm1", "pixel", "resized_abs"] = "norm1000"
+    # What the KL keeps close to: "tiny", or a folder or hub name, of the policy's own shape and vocabulary. null: the
+    # policy as training starts.
+    reference: str | None = None
     lora: Lora | None = None
     warm_up: WarmUp | None = None
 
@@ -366,8 +369,26 @@ def load_recipe(
         recipe = Recipe(type=kind, preset=preset, profile=profile, provenance=provenance, **nested)
     except ValidationError as error:
         raise ValueError(one_line(kind, Recipe, error)) from None
-    recipe.load_objective()
+    check_reference(recipe)
     return recipe
+
+
+def check_reference(recipe: Recipe) -> None:
+    """Raise ValueError if `policy.reference` is set where nothing would read it, or where something would undo it."""
+    objective = recipe.load_objective()
+    if recipe.policy.reference is None:
+        return
+    if not objective.uses_reference:
+        reason = f"the loss of {recipe.type} with these settings has no reference"
+    elif recipe.pairs is not None:
+        reason = "a pair is scored by the policy that its round starts from"
+    elif recipe.policy.lora is not None:
+        reason = "with policy.lora the reference is the model without its adapters"
+    elif recipe.sampling is not None and recipe.sampling.updates_per_phase:
+        reason = "with sampling.updates_per_phase each phase takes the policy of the moment"
+    else:
+        return
+    raise ValueError(f"policy.reference = {recipe.policy.reference!r} is not allowed: must be null, as {reason}")
 
 
 def layers_of(path: Path) -> list[dict[str, Any]]:

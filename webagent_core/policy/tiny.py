@@ -46,7 +46,12 @@ def build_policy(
 
 
 def start_of(recipe: Recipe) -> str:
-    """Folder or hub name of the model before any training. "smollm2" is unpacked, the first time."""
-    if recipe.policy.model == "smollm2":
+    """Folder or hub name of the model before any training."""
+    return named_model(recipe.policy.model)
+
+
+def named_model(name: str) -> str:
+    """Folder of "tiny", "tiny_vision" and "smollm2", which is unpacked the first time; any other name is one already."""
+    if name == "smollm2":
         return str(unpacked())
-    return {"tiny": str(BASE), "tiny_vision": str(VISION_START)}.get(recipe.policy.model, recipe.policy.model)
+    return {"tiny": str(BASE), "tiny_vision": str(VISION_START)}.get(name, name)
