@@ -267,6 +267,7 @@ BAD_INPUT = {
     "preset": (["--preset", "peper"], ["preset = 'peper'", "paper", "released"]),
     "profile": (["--profile", "laptop"], ["profile = 'laptop'", "embedded"]),
     "model": (["--set", "policy.model=models/none"], ["policy.model = 'models/none'", "config.json"]),
+    "reference": (["--set", "policy.reference=models/none"], ["policy.reference = 'models/none'", "config.json"]),
     "group of one": (["--set", "rollout.group_size=1"], ["rollout.group_size = 1 ", ">= 2"]),
     "no steps": (["--set", "rollout.max_steps=0"], ["rollout.max_steps = 0 ", ">= 1"]),
     "no sampling": (["--set", "rollout.temperature=0"], ["rollout.temperature = 0", "> 0"]),

@@ -767,12 +767,12 @@ def test_a_reference_of_another_shape_or_vocabulary_is_refused(base, tmp_path, p
     tokenizer = AutoTokenizer.from_pretrained(base)
     build_policy(tokenizer, hidden=64, layers=2, heads=2).save_pretrained(tmp_path / "wide")
     tokenizer.save_pretrained(tmp_path / "wide")
-    with pytest.raises(ValueError, match=r"^reference = .*wide' is not allowed: its parameters must be like the policy"):
+    with pytest.raises(ValueError, match=r"^reference = .*wide' .*: its parameters must be like"):
         trainer.load_reference(str(tmp_path / "wide"))
     words = list(reversed(PAGES))
     words[0] = words[0].replace("red", "blue")
     random_policy(tmp_path / "words", words)
-    with pytest.raises(ValueError, match=r"^reference = .*words' is not allowed: its vocabulary must be like the polic"):
+    with pytest.raises(ValueError, match=r"^reference = .*words' .*: its vocabulary must be like"):
         trainer.load_reference(str(tmp_path / "words"))
 
 

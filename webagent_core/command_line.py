@@ -104,7 +104,9 @@ def checked_recipe(recipe_folder: Path, arguments: argparse.Namespace, checkpoin
         check_taught(name)
     if recipe.rollout.temperature == 0:
         raise ValueError("rollout.temperature = 0: allowed are numbers > 0, or all attempts at a task would be equal")
-    _check_model(recipe.policy.model)
+    _check_model("policy.model", recipe.policy.model)
+    if recipe.policy.reference is not None:
+        _check_model("policy.reference", recipe.policy.reference)
     check_rewards(recipe)
     if arguments.resume and not checkpoint:
         raise FileNotFoundError(f"--resume: {arguments.out} holds no checkpoint to go on from")
@@ -117,8 +119,8 @@ def checked_recipe(recipe_folder: Path, arguments: argparse.Namespace, checkpoin
     return recipe
 
 
-def _check_model(name: str | None) -> None:
-    """Raise FileNotFoundError unless `name` is a tiny policy, the folder of a model, or a model of the hub.
+def _check_model(setting: str, name: str | None) -> None:
+    """Raise FileNotFoundError, naming the setting, unless `name` is a tiny policy, the folder of a model, or a model of the hub.
 
     Raises ModuleNotFoundError for smollm2 where its package is missing."""
     if name == "smollm2":
@@ -134,4 +136,4 @@ def _check_model(name: str | None) -> None:
                 return
         except Exception as error:  # whatever the hub or the way to it answers, the user's remedy is the same
             allowed += f" (it answers {type(error).__name__})"
-    raise FileNotFoundError(f"policy.model = {name!r}: no such model; allowed are {allowed}")
+    raise FileNotFoundError(f"{setting} = {name!r}: no such model; allowed are {allowed}")

@@ -51,7 +51,7 @@ def start_of(recipe: Recipe) -> str:
 
 
 def named_model(name: str) -> str:
-    """Folder of "tiny", "tiny_vision" and "smollm2", which is unpacked the first time; any other name is one already."""
+    """Folder of "tiny", "tiny_vision" and "smollm2", which is unpacked once; any other name is one already."""
     if name == "smollm2":
         return str(unpacked())
     return {"tiny": str(BASE), "tiny_vision": str(VISION_START)}.get(name, name)
