@@ -1,6 +1,6 @@
 """Every script of every recipe with --smoke and nothing else, as a user first runs it.
 
-train_verl.sh runs in this checkout's .venv, which `bash tests/run.sh` has made.
+train_verl.sh runs in this checkout's .venv, which `bash tests/run.sh --smoke` has made.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def run(command: list[str], script: Path, out: Path, cache: Path) -> None:
     assert (out / "report.html").is_file() and (out / "learning_curve.png").is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.smoke
 @pytest.mark.parametrize("script", ON_TRL, ids=lambda script: script.parent.name)
 def test_a_recipe_runs_small_on_trl(script, tmp_path, cache):
     run([sys.executable], script, tmp_path / "run", cache)
 
 
-@pytest.mark.slow
+@pytest.mark.smoke
 @pytest.mark.parametrize("script", ON_VERL, ids=lambda script: script.parent.name)
 def test_a_recipe_runs_small_on_verl(script, tmp_path, cache):
     pytest.importorskip("verl")

@@ -120,7 +120,7 @@ def checked_recipe(recipe_folder: Path, arguments: argparse.Namespace, checkpoin
 
 
 def _check_model(setting: str, name: str | None) -> None:
-    """Raise FileNotFoundError, naming the setting, unless `name` is a tiny policy, the folder of a model, or a model of the hub.
+    """Raise FileNotFoundError, naming the setting, unless `name` is a tiny policy, a model's folder or one on the hub.
 
     Raises ModuleNotFoundError for smollm2 where its package is missing."""
     if name == "smollm2":

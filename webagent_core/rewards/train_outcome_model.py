@@ -9,7 +9,7 @@ trajectories: attempts at one page are alike) is held out, and the figures on it
 It starts from a base that has practised on made-up pages to compare what was asked for with what was done
 (pretrain_outcome_model.py); on a run alone the tiny policy's base did not learn that (AUC 0.56 to 0.68 on click-link,
 where nothing else tells). Measured on the CPU with the defaults, on the trajectories of three runs of webagent_r1 on
-TRL, all nine tasks, 2000 to train on: AUC 0.96, 0.93 and 0.96 on held-out pages (seeds 0, 1, 2), after 81 s of CPU time.
+TRL, all nine tasks, 2000 to train on: AUC 0.96, 0.93 and 0.96 on held-out pages (seeds 0, 1, 2), after 81 s of CPU.
 """
 
 from __future__ import annotations
