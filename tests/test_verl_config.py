@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from omegaconf import OmegaConf
 from verl_harness import RECIPES, composed
 
 from verl_webagent.agent_loop import TRAJECTORY
-from verl_webagent.checks import check_pictures
+from verl_webagent.checks import NOT_READ, check_pictures, left_to_trl
 from verl_webagent.dataset import TaskDataset
 from verl_webagent.recipe import recipe_of
 from verl_webagent.reward_manager import WebAgentRewardManager
@@ -26,7 +27,7 @@ from webagent_core.episode.actions import Action
 from webagent_core.episode.trajectory import ExitStatus, Step, Trajectory
 from webagent_core.objectives import load_objective
 from webagent_core.policy.tiny import BASE
-from webagent_core.recipe import load_recipe
+from webagent_core.recipe import Critic, Sampling, Train, load_recipe
 from webagent_core.rewards.local_judge import LocalJudge
 from webagent_core.tasks.schedule import held_out_tasks, training_tasks
 
@@ -111,6 +112,8 @@ def test_the_cluster_profile_is_a_large_model_on_several_nodes_with_the_papers_n
         (["webagent.recipe=uitars", "webagent.profile=null"], "'uitars' cannot run on verl: it trains on pairs"),
         (["webagent.recipe=agentq", "webagent.profile=null"], "'agentq' cannot run on verl: it trains on pairs"),
         (['webagent.set=["policy.reference=tiny"]'], "policy.reference = 'tiny' cannot run on verl: its reference"),
+        (['webagent.set=["critic.rows_per_step=8"]', "webagent.recipe=webrl"], "critic.rows_per_step = 8 is not"),
+        (['webagent.set=["policy.lora.dropout=0.1"]'], "policy.lora.dropout = 0.1 is not allowed on verl, .* none: 0"),
         (["+webagent.colour=red"], "webagent.colour is not known; there are recipe, preset"),
         (["webagent.recipe=webagent_r2"], "recipe = 'webagent_r2' is not known; there are agentq"),
         (["actor_rollout_ref.rollout.n=1"], "actor_rollout_ref.rollout.n = 1: must be at least 2"),
@@ -127,6 +130,27 @@ def test_adapters_are_merged_for_the_rollout_on_cpu_and_have_the_whole_alpha_tha
     assert (model.lora_rank, model.lora_alpha, model.lora.merge) == (4, 8, True) and type(model.lora_alpha) is int
     with pytest.raises(Exception, match=r"policy.lora.alpha = 8.5 is not allowed on verl: a whole number"):
         validate(composed([MODEL, 'webagent.set=["policy.lora.r=4", "policy.lora.alpha=8.5"]']))
+
+
+def test_what_a_verl_run_leaves_to_trl_is_said_and_switching_it_off_is_allowed():
+    assert left_to_trl(load_recipe("webrl")) == ["phases", "the critic's own schedule"]
+    assert left_to_trl(load_recipe("arpo")) == ["the choice of tasks before training"]
+    assert left_to_trl(load_recipe("zerogui")) == left_to_trl(load_recipe("webagent_r1")) == []
+    assert left_to_trl(load_recipe("zerogui", profile="cluster")) == ["tasks made before training"]
+    validate(composed([MODEL, 'webagent.set=["sampling.updates_per_phase=null"]'], "webrl"))
+
+
+def test_every_setting_that_verl_does_not_read_is_a_setting():
+    """Or a name was changed and the refusal of it forgotten."""
+    sections = {"critic": Critic, "train": Train, "sampling": Sampling}
+    there = {f"{name}.{key}" for name, section in sections.items() for key in section.model_fields}
+    assert {name for names in NOT_READ.values() for name in names} <= there
+
+
+def test_the_modules_that_adapters_go_to_are_the_recipes():
+    chosen = ["policy.lora.r=4", "policy.lora.target_modules=q_proj"]
+    model = composed([MODEL, f"webagent.set={json.dumps(chosen)}"]).actor_rollout_ref.model
+    assert model.target_modules == "q_proj" and composed([MODEL]).actor_rollout_ref.model.target_modules == "all-linear"
 
 
 def test_critic_and_behaviour_policy_have_to_be_there_for_the_methods_that_use_them():

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from omegaconf import DictConfig
 
-from verl_webagent.recipe import recipe_of
+from verl_webagent.recipe import recipe_of, setting_of
 from webagent_core.recipe import Recipe
 from webagent_core.rewards.for_recipe import check_rewards, plays_for_the_page
 
@@ -19,6 +19,35 @@ NOT_HOSTED = {
     "agentq": "it trains on pairs of responses (DPO), and verl's trainers know rollouts only: run it on TRL",
 }
 
+# Settings that a TRL run reads and a verl run does not, by what they belong to; of `sampling.generator` all it has.
+NOT_READ = {
+    "the choice of tasks before training": ("sampling.task_trials", "sampling.task_min_successes"),
+    "tasks made before training": (
+        "sampling.generated_tasks", "sampling.generated_epochs", "sampling.generator", "sampling.site",
+    ),
+    "phases": (
+        "sampling.updates_per_phase", "sampling.new_tasks_per_phase", "sampling.new_task_min_value",
+        "sampling.new_task_max_value", "sampling.replay_min_probability", "sampling.replay_max_probability",
+        "sampling.replay_ratio",
+    ),
+    "the critic's own schedule": (
+        "critic.rows_per_step", "critic.passes", "critic.pretrain_passes", "critic.min_gain",
+    ),
+    "forward passes, which verl sizes by tokens": ("train.max_rows_per_forward",),
+}  # fmt: skip
+
+
+def is_read(setting: str) -> bool:
+    """Whether a verl run looks at this setting of a recipe."""
+    return not any(f"{setting}.".startswith(f"{name}.") for names in NOT_READ.values() for name in names)
+
+
+def left_to_trl(recipe: Recipe) -> list[str]:
+    """What a TRL run of this recipe would do and a verl run does not: keys of NOT_READ whose first setting is on."""
+    sections = {"sampling": recipe.sampling, "critic": recipe.critic}
+    on = {f"{part}.{name}" for part, section in sections.items() if section for name, value in section if value}
+    return [what for what, (first, *_) in NOT_READ.items() if first in on]
+
 
 def check_config(config: DictConfig) -> None:
     """Raise ValueError, in one line that names the setting, its value and what is allowed, or return."""
@@ -27,6 +56,15 @@ def check_config(config: DictConfig) -> None:
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     if recipe.type in NOT_HOSTED:
         raise ValueError(f"webagent.recipe = {recipe.type!r} cannot run on verl: {NOT_HOSTED[recipe.type]}")
+    for setting, source in recipe.provenance.items():
+        if source == "override" and not is_read(setting) and (value := setting_of(recipe, setting)):
+            raise ValueError(
+                f"{setting} = {value!r} is not read on verl: leave it out, or run the recipe on TRL"
+            )
+    if recipe.policy.lora and recipe.policy.lora.dropout:
+        raise ValueError(
+            f"policy.lora.dropout = {recipe.policy.lora.dropout} is not allowed on verl, whose adapters have none: 0"
+        )
     check_rewards(recipe)
     asked = config.reward.reward_manager.name
     if asked != "webagent" and not plays_for_the_page(recipe):

@@ -101,6 +101,13 @@ def value_of(recipe: Recipe, key: str) -> Any:
             if alpha != int(alpha):
                 raise ValueError(f"policy.lora.alpha = {alpha} is not allowed on verl: a whole number")
             return int(alpha)
+        case "lora_target_modules":
+            return recipe.policy.lora.target_modules if recipe.policy.lora else "all-linear"
+    return setting_of(recipe, key)
+
+
+def setting_of(recipe: Recipe, key: str) -> Any:
+    """The recipe's value of "section.key"."""
     section, _, rest = key.partition(".")
     value: Any = recipe.load_objective() if section == "objective" else recipe
     for part in (rest if section == "objective" else key).split("."):

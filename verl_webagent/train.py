@@ -16,6 +16,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from webagent_core.cli import override
 from webagent_core.command_line import NO_SIGNAL, checked_recipe, overrides_of, parser, run_folder
 from webagent_core.policy.tiny import start_of
 from webagent_core.recipe import Recipe
@@ -52,6 +53,10 @@ def main(argv: list[str] | None = None) -> None:
 
         print(OmegaConf.to_yaml(config, resolve=True), end="")
         return
+    from verl_webagent.checks import left_to_trl
+
+    for what in left_to_trl(recipe):
+        print(f"not on verl: {what}")
     start = arguments.out / "start"
     # A resumed run keeps the policy it began with, which is its reference too.
     if config.actor_rollout_ref.model.path == str(start) and not (arguments.resume and start.exists()):
@@ -96,13 +101,16 @@ def _compose(folder: Path, arguments: argparse.Namespace, recipe: Recipe) -> Dic
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
-    from verl_webagent.checks import check_pictures
+    from verl_webagent.checks import check_pictures, is_read
     from verl_webagent.validation import validate
 
     check_pictures(recipe)
     if not (folder / "verl.yaml").is_file():
         raise FileNotFoundError(f"{folder / 'verl.yaml'} does not exist: this recipe has no verl run yet")
-    changed = [f"{name}={json.dumps(value)}" for name, value in overrides_of(arguments).items()]
+    # What --smoke makes small and verl does not read anyway is not to be refused as if somebody had asked for it.
+    asked = {setting for setting, _ in map(override, arguments.set)}
+    overrides = {name: value for name, value in overrides_of(arguments).items() if is_read(name) or name in asked}
+    changed = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
     node = {"recipe": str(folder.resolve()), "preset": arguments.preset, "profile": arguments.profile,
             "seed": arguments.seed, "set": changed, "out": str(arguments.out)}  # fmt: skip
     model = start_of(recipe)
