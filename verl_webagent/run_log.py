@@ -63,9 +63,12 @@ class RunLog:
         self.directory = RunDirectory(Path(out))
         self.directory.write_config(recipe.resolved())
         self.per_task: dict[str, float] = {}
+        self.last_update = 0  # whose line is written
+        self._evaluated: tuple[str, list[Trajectory]] | None = None  # waits for the line of its update
 
     def truncate_after(self, update: int) -> None:
         self.directory.truncate_after(update)
+        self.last_update = update
 
     def train(self, update: int, keys: Sequence[str], advantages: Sequence[Any]) -> None:
         """The trajectories that were played for one batch, by the keys of their sessions."""
@@ -102,12 +105,24 @@ class RunLog:
             parts["other"] = max(0.0, seconds["step"] - sum(parts.values()))
         self.directory.log_metrics(line | self.per_task | {"seconds": parts})
         say(one_line(line, self.recipe.train.updates))
+        self.last_update = update
+        if self._evaluated:
+            phase, trajectories = self._evaluated
+            self._evaluated = None
+            self._write_evaluation(update, phase, trajectories)
 
     def evaluation(self, update: int, updates: int) -> None:
-        """The trajectories of one evaluation on held-out seeds; after the last update, the report as well."""
+        """The trajectories of one evaluation on held-out seeds. verl evaluates before it tells an update's metrics."""
         trajectories = list(taken(validate=True).values())
         trajectories.sort(key=lambda trajectory: trajectory.group)
         phase = "before" if update == 0 else "after" if update >= updates else "during"
+        if update > self.last_update:
+            self._evaluated = phase, trajectories
+        else:
+            self._write_evaluation(update, phase, trajectories)
+
+    def _write_evaluation(self, update: int, phase: str, trajectories: list[Trajectory]) -> None:
+        """After the last update the report as well."""
         episodes = sum(trajectory.valid for trajectory in trajectories)
         line = {"update": update, "phase": phase, "episodes": episodes, **ends_of(trajectories)}
         self.directory.log_metrics(line | success_by_task(trajectories))

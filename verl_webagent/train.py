@@ -190,7 +190,6 @@ def _close(recipe: Recipe, out: Path, seconds: float) -> None:
     metrics = RunDirectory(out).metrics()
     if not any(line["phase"] == "after" for line in metrics):
         return
-    _report(out)  # once more: the trainer's was made before verl told the last update's metrics
     *by_task, overall = closing_lines(metrics, recipe.tasks.names, recipe.train.seed)
     print("\n".join(by_task))
     print(f"{duration(seconds)} in all; every step to click through: {out / 'report.html'}")
