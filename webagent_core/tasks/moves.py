@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from webagent_core.episode.actions import Action
 
@@ -12,12 +12,13 @@ _LINE = re.compile(r"^(?P<name>.*) (?P<id>\d+) <(?P<kind>[^>]+)>(?P<state>.*)$")
 
 @dataclass(frozen=True)
 class Element:
-    """One line of a page's text (see browser/observe.js)."""
+    """One line of a page's text (see browser/observe.js), and the lines of plain text after it."""
 
     name: str
     id: str
     kind: str
     state: str
+    after: list[str] = field(default_factory=list, compare=False)
 
     @property
     def value(self) -> str:
@@ -30,7 +31,13 @@ class Element:
 
 
 def elements(observation: str) -> list[Element]:
-    return [Element(**found.groupdict()) for line in observation.splitlines() if (found := _LINE.match(line))]
+    page: list[Element] = []
+    for line in observation.splitlines():
+        if found := _LINE.match(line):
+            page.append(Element(**found.groupdict()))
+        elif page:
+            page[-1].after.append(line)
+    return page
 
 
 @dataclass(frozen=True)
@@ -72,9 +79,29 @@ def named(page: list[Element], name: str, *kinds: str) -> Element:
     raise LookupError(f"no {' or '.join(kinds) or 'element'} named {name!r} on the page")
 
 
+def has(page: list[Element], name: str) -> bool:
+    return any(element.name == name for element in page)
+
+
 def of_kind(page: list[Element], *kinds: str) -> list[Element]:
     return [element for element in page if element.kind in kinds]
 
 
 def quoted(goal: str) -> list[str]:
     return re.findall(r'"([^"]*)"', goal)
+
+
+def log_in(goal: str, page: list[Element], button: str) -> Move | None:
+    """The next move to log in with the first two quoted words of the goal; None: there is no form for that.
+
+    The fields are the first password's and the one before it; `button` is the name of what sends them.
+    """
+    passwords = of_kind(page, "input password")
+    if not passwords:
+        return None
+    name, secret = quoted(goal)[:2]
+    before = page[page.index(passwords[0]) - 1]
+    for box, text in ((before, name), (passwords[0], secret)):
+        if box.value != text:
+            return type_into(box, text)
+    return click(named(page, button, "input submit", "button"))

@@ -29,6 +29,7 @@ from webagent_core.browser.page import WebPage
 from webagent_core.tasks.site_server import HEADER
 from webagent_core.tasks.task import Outcome, Task
 
+PEOPLE = {"anna": "plum-27", "mary": "pear-41", "paul": "fig-68", "tom": "lime-93"}  # of a site, and their passwords
 _START_SECONDS = 120.0  # a database may have to be made first
 _COMMAND_SECONDS = 30.0
 
@@ -61,6 +62,16 @@ class SiteKind:
             raise ModuleNotFoundError(
                 f"tasks.names = {list(names)} need the package {self.package}: pip install 'webagent-rl[sites]'"
             )
+
+
+def log_in(name: str, password: str, goal: str) -> str:
+    """The words of a task that begins with a login and ends with `stop`."""
+    return f'Log in as "{name}" with the password "{password}", {goal}, and stop.'
+
+
+def same_answer(given: str | None, expected: str) -> bool:
+    """Whether that is what was asked for, be it in quotes, in capitals or with a full stop."""
+    return (given or "").strip().strip('".').casefold() == expected.casefold()
 
 
 class Site:

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from webagent_core.tasks.site import SiteKind
+from webagent_core.tasks.site import PEOPLE, SiteKind, log_in, same_answer
 
-PEOPLE = {"anna": "plum-27", "mary": "pear-41", "paul": "fig-68", "tom": "lime-93"}  # and their passwords
 PRIORITIES = ("critical", "urgent", "bug", "feature", "wish")
 STATUSES = ("unread", "deferred", "chatting", "need-eg", "in-progress", "testing", "done-cbb")  # in the list of all
 _THINGS = ("Printer", "Login page", "Search box", "Backup", "Scanner", "Calendar", "Mail server", "Invoice form",
@@ -122,7 +121,7 @@ def task_of(name: str, seed: int) -> tuple[list[Issue], Asked]:
     issues = draw_issues(rng)
     asked = _TASKS[name](draw_issues(again), rng)
     person = rng.choice(list(PEOPLE))
-    asked.goal = f'Log in as "{person}" with the password "{PEOPLE[person]}", {asked.goal}, and stop.'
+    asked.goal = log_in(person, PEOPLE[person], asked.goal)
     return issues, asked
 
 
@@ -195,7 +194,7 @@ class App:
     def judge(self, episode: str, answer: str | None) -> dict[str, Any]:
         asked = self._running[episode][1]
         wrong = differences(asked, read_issues(self.folder / episode / "db" / "db"))
-        if asked.answer is not None and (answer or "").strip().strip('".').casefold() != asked.answer:
+        if asked.answer is not None and not same_answer(answer, asked.answer):
             wrong.append(f"the answer is {asked.answer!r}")
         return {"reward": 0.0 if wrong else 1.0, "detail": "; ".join(wrong[:3])}
 

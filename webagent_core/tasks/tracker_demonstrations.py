@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import re
 
-from webagent_core.tasks.moves import Element, Move, click, named, of_kind, quoted, select, stop, type_into
+from webagent_core.tasks.moves import Element, Move, click, has, log_in, named, of_kind, quoted, select, stop, type_into
 
 # Fields of an issue's form have no names of their own; the page has them in this order, below the two of its frame.
 _TITLE = 2  # of the text fields
 _PRIORITY, _STATUS, _ASSIGNED_TO = 0, 1, 2  # of the lists
-
-
-def _log_in(goal: str, page: list[Element]) -> Move | None:
-    """The next move to log in; None: it is done. The fields are the password's and the one before it."""
-    passwords = of_kind(page, "input password")
-    if not passwords:
-        return None
-    name, secret = quoted(goal)[:2]
-    before = page[page.index(passwords[0]) - 1]
-    for field, text in ((before, name), (passwords[0], secret)):
-        if field.value != text:
-            return type_into(field, text)
-    return click(named(page, "Login", "input submit"))
 
 
 def _fill(page: list[Element], wanted: dict[int, str], note: str | None, button: str) -> Move:
@@ -37,21 +24,17 @@ def _fill(page: list[Element], wanted: dict[int, str], note: str | None, button:
     return click(named(page, button, "input submit"))
 
 
-def _has(page: list[Element], name: str) -> bool:
-    return any(element.name == name for element in page)
-
-
 def _title(page: list[Element]) -> Element:
     return of_kind(page, "input text")[_TITLE]
 
 
 def _file_issue(goal: str, page: list[Element]) -> Move:
     title, priority = quoted(goal)[2:]
-    if move := _log_in(goal, page):
+    if move := log_in(goal, page, "Login"):
         return move
-    if _has(page, "Submit Changes") and _title(page).value == title:
+    if has(page, "Submit Changes") and _title(page).value == title:
         return stop()
-    if not _has(page, "Submit New Entry"):
+    if not has(page, "Submit New Entry"):
         return click(named(page, "Create New", "link"))
     if _title(page).value != title:
         return type_into(_title(page), title)
@@ -60,11 +43,11 @@ def _file_issue(goal: str, page: list[Element]) -> Move:
 
 def _edit(goal: str, page: list[Element], title: str, wanted: dict[int, str], note: str | None = None) -> Move:
     """Find the issue, change it, and stop when the tracker has confirmed that."""
-    if move := _log_in(goal, page):
+    if move := log_in(goal, page, "Login"):
         return move
-    if not _has(page, "Submit Changes") or _title(page).value != title:
-        return click(named(page, title if _has(page, title) else "Show All", "link"))
-    if _has(page, "clear this message"):  # it tells what was changed
+    if not has(page, "Submit Changes") or _title(page).value != title:
+        return click(named(page, title if has(page, title) else "Show All", "link"))
+    if has(page, "clear this message"):  # it tells what was changed
         return stop()
     return _fill(page, wanted, note, "Submit Changes")
 
@@ -91,10 +74,10 @@ def _resolve(goal: str, page: list[Element]) -> Move:
 
 def _read_priority(goal: str, page: list[Element]) -> Move:
     title = re.search(r'the issue "(.*?)"', goal).group(1)
-    if move := _log_in(goal, page):
+    if move := log_in(goal, page, "Login"):
         return move
-    if not _has(page, "Submit Changes") or _title(page).value != title:
-        return click(named(page, title if _has(page, title) else "Show All", "link"))
+    if not has(page, "Submit Changes") or _title(page).value != title:
+        return click(named(page, title if has(page, title) else "Show All", "link"))
     return stop(of_kind(page, "select")[_PRIORITY].value)
 
 
