@@ -210,7 +210,7 @@ async def test_the_names_of_a_recipe_choose_the_tracker():
     for names, said in (
         (["tracker/comment", "miniwob/click-test"], "tasks of one set at a time"),
         (["tracker/coment"], "task 'tracker/coment' is unknown; there are tracker/file-issue"),
-        (["elsewhere"], "task 'elsewhere' is unknown: names begin with miniwob/, tracker/, or are webarena, or"),
+        (["elsewhere"], "task 'elsewhere' is unknown: names begin with miniwob/, shop/, tracker/, or are webarena, or"),
     ):
         with pytest.raises(ValueError, match=re.escape(said)):
             check_tasks(load_recipe("webagent_r1", overrides={"tasks.names": names}))

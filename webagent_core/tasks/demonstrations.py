@@ -1,8 +1,8 @@
-"""Scripted demonstrators, for the default MiniWoB++ tasks and the tracker's: what imitation warms a policy up with.
+"""Scripted demonstrators, for the default MiniWoB++ tasks, the shop's and the tracker's: what imitation warms up with.
 
 Each is a rule from (goal, page text) to the next action, and reads nothing that the policy does not read. It looks
 only at the page as it is now (what is filled, what is checked), so it also knows the way on from somebody else's
-mistake. """
+mistake."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 
 from webagent_core.tasks.moves import Element, Move, click, elements, named, of_kind, quoted, select, type_into
+from webagent_core.tasks.shop_demonstrations import SHOP_DEMONSTRATORS
 from webagent_core.tasks.tracker_demonstrations import TRACKER_DEMONSTRATORS
 
 
@@ -84,7 +85,7 @@ DEMONSTRATORS: dict[str, Callable[[str, list[Element]], Move]] = {
 }
 
 
-DEMONSTRATED = DEMONSTRATORS | TRACKER_DEMONSTRATORS
+DEMONSTRATED = DEMONSTRATORS | SHOP_DEMONSTRATORS | TRACKER_DEMONSTRATORS
 
 
 def check_demonstrated(name: str) -> str:

@@ -1,8 +1,9 @@
 """From a recipe's section `tasks` to the task set that plays it: `task_set_of(recipe.tasks)`.
 
-What the names begin with decides: "miniwob/click-button" is a page of MiniWoB++, "tracker/comment" a task on the
-tracker. With `tasks.file` any one name stands for the tasks that the file holds: a list of WebArena's if it is a .json
-file, one object a line otherwise. "webarena" needs none. With `tasks.server` names are the server's own.
+What the names begin with decides: "miniwob/click-button" is a page of MiniWoB++, "shop/buy" a task in the shop,
+"tracker/comment" one on the tracker. With `tasks.file` any one name stands for the tasks that the file holds: a list of
+WebArena's if it is a .json file, one object a line otherwise. "webarena" needs none. With `tasks.server` names are the
+server's own.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from webagent_core.browser.page import host_of
 from webagent_core.tasks import miniwob
 from webagent_core.tasks.miniwob import MiniWoB
 from webagent_core.tasks.openenv import RemoteTasks
+from webagent_core.tasks.shop import SHOP
 from webagent_core.tasks.site import Site
 from webagent_core.tasks.task import TaskSet
 from webagent_core.tasks.tracker import TRACKER
@@ -24,7 +26,7 @@ from webagent_core.tasks.written import WrittenTask, WrittenTasks, facts_of, rea
 if TYPE_CHECKING:
     from webagent_core.recipe import Recipe, Tasks
 
-SITES = (TRACKER,)
+SITES = (SHOP, TRACKER)
 
 
 def task_set_of(tasks: Tasks) -> TaskSet | RemoteTasks:
