@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from webagent_core.browser.page import PageLimits, WebPage
 from webagent_core.episode.actions import parse_action
-from webagent_core.episode.browser_rollout import open_runner, settings_of
+from webagent_core.episode.browser_rollout import open_runner
 from webagent_core.episode.runner import EpisodeLimits, EpisodeRunner, Response
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.recipe import load_recipe
@@ -207,7 +207,6 @@ async def test_the_names_of_a_recipe_choose_the_shop():
     check_tasks(recipe)
     chosen = task_set_of(recipe.tasks)
     assert isinstance(chosen, Site) and chosen.kind is SHOP
-    assert settings_of(recipe, len)["task_set"].kind is SHOP
     for names, said in (
         (["shop/buy", "tracker/comment"], "tasks of one set at a time"),
         (["shop/by"], "task 'shop/by' is unknown; there are shop/buy, shop/compare"),

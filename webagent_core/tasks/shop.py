@@ -132,11 +132,11 @@ def _compare(before: State, after: State, rng: random.Random) -> Asked:
     category, (which, best) = rng.choice(before.categories), rng.choice([("cheapest", min), ("most expensive", max)])
     product = best(before.of_category(category), key=lambda each: float(each.price))
     after.cart = {product.title: 1}
-    return Asked(f'put one of the {which} product in "{category}" into the cart', after)
+    return Asked(f'put one piece of the {which} product in "{category}" into the cart', after)
 
 
 def _edit_cart(before: State, after: State, rng: random.Random) -> Asked:
-    titles = [product.title for product in rng.sample(before.products, 3)]
+    titles = [product.title for product in rng.sample(before.products, 3)]  # this task alone begins with a cart
     before.cart = {title: rng.randrange(1, 5) for title in titles}
     changed, removed = rng.sample(titles, 2)
     count = rng.choice([count for count in range(2, 10) if count != before.cart[changed]])

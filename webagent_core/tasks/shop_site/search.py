@@ -40,11 +40,6 @@ class _Backend(BaseSearchBackend):
             result.model, result.object = type(product), product
         return {"results": found[start_offset:end_offset], "hits": len(found)}
 
-    def update(self, *_: Any, **__: Any) -> None:
-        """There is no index to bring up to date."""
-
-    remove = clear = update
-
 
 def _conditions(node: SearchNode) -> Iterator[tuple[str, Any]]:
     for child in node.children:

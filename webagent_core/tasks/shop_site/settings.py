@@ -46,6 +46,7 @@ def set_up() -> None:
             "ALLOWED_HOSTS": ["127.0.0.1"],
             "ROOT_URLCONF": f"{here}.urls",
             "SITE_ID": 1,
+            "DEBUG_PROPAGATE_EXCEPTIONS": True,  # to the server, which prints them: Django would only send a mail
             "INSTALLED_APPS": [
                 *(f"django.contrib.{name}" for name in _CONTRIBUTED),
                 "oscar.config.Shop",
@@ -100,7 +101,7 @@ def set_up() -> None:
             "CACHES": {"default": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"}},
             "EMAIL_BACKEND": "django.core.mail.backends.dummy.EmailBackend",
             "HAYSTACK_CONNECTIONS": {"default": {"ENGINE": f"{here}.search.ShopEngine"}},
-            "HAYSTACK_SIGNAL_PROCESSOR": "haystack.signals.BaseSignalProcessor",
+            "HAYSTACK_SIGNAL_PROCESSOR": "haystack.signals.BaseSignalProcessor",  # no index has to be kept up to date
             "STATIC_URL": "/static/",
             "LANGUAGE_CODE": "en",
             "LANGUAGES": [("en", "English")],  # the list of all would be most of every page
