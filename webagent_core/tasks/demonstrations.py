@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable
 
-from webagent_core.tasks.moves import Element, Move, click, elements, named, of_kind, quoted, select, type_into
+from webagent_core.tasks.moves import Element, Move, click, elements, named, of_kind, quoted, select, type_into, wait
 from webagent_core.tasks.shop_demonstrations import SHOP_DEMONSTRATORS
 from webagent_core.tasks.tracker_demonstrations import TRACKER_DEMONSTRATORS
 
@@ -103,14 +103,17 @@ def demonstrate(task: str, goal: str, observation: str, mistakes: float, rng: ra
 
     That is an impatient hand: it presses Submit before the boxes are ticked, or the nearest button. One habit that all
     tasks share, and not a random choice, which would teach a small policy to mix names up; and of clicks alone, lest
-    unlearning it teaches a small policy to type where it should click.
+    unlearning it teaches a small policy to type where it should click. While a page does not show what the goal speaks
+    of, it waits.
 
     Raises:
         KeyError: there is no demonstrator for `task`.
-        LookupError: the page does not show what the goal speaks of.
     """
-    page = elements(observation)
-    move = DEMONSTRATED[task](goal, page)
+    page, demonstrator = elements(observation), DEMONSTRATED[task]
+    try:
+        move = demonstrator(goal, page)
+    except LookupError:  # the page is still on its way, from a server that has much to do
+        move = wait()
     if rng.random() < mistakes and move.action.name == "click":
         move = click(page[-1])
     return move.response()

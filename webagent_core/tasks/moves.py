@@ -49,7 +49,8 @@ class Move:
 
     def response(self) -> str:
         """In the words the policy is to learn: the target restated, then the action on it."""
-        about = f"{self.target.name} {self.target.id}" if self.target else "done"
+        nothing = "loading" if self.action.name == "wait" else "done"
+        about = f"{self.target.name} {self.target.id}" if self.target else nothing
         return f"{about}\nAction: {self.action}"
 
 
@@ -67,6 +68,10 @@ def select(element: Element, option: str) -> Move:
 
 def stop(answer: str = "") -> Move:
     return Move(None, Action("stop", answer=answer))
+
+
+def wait() -> Move:
+    return Move(None, Action("wait"))
 
 
 def named(page: list[Element], name: str, *kinds: str) -> Element:

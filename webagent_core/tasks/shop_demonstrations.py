@@ -169,7 +169,7 @@ def _read_order(goal: str, page: list[Element]) -> Move:
         return move
     if not _says(page, f"Order #{number}"):
         return _go(page, number, "Order History", "Account")
-    return stop(next(line for element in _below(page, title) for line in element.after if line.isdigit()))
+    return stop([line for element in _below(page, title) for line in element.after if line.isdigit()][0])
 
 
 SHOP_DEMONSTRATORS = {
