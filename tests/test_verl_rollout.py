@@ -126,6 +126,22 @@ def test_a_stored_success_joins_a_group_that_failed_and_survives_a_checkpoint(ba
         assert not [name for name in step if name.startswith("training/rollout_")]  # nobody of now has sampled it
 
 
+def test_failures_of_earlier_iterations_have_no_rows_and_still_count_as_trajectories(base, monkeypatch):  # noqa: F811
+    """WebGym, one task an update: one success and three failures, then failures alone."""
+    monkeypatch.setenv("TOY_LOOP", json.dumps({"0/0": "win", "0/*": "flat", "1/*": "flat"}))
+    sizes = {"data.train_batch_size": "1", "actor_rollout_ref.rollout.n": "4"}
+    with VerlSession(settings(base, **sizes), recipe="webgym") as session:
+        session.start_rollout()
+        first = session.step("loss_coefficient")
+        alone = max(float(row.max()) for row in session.columns["loss_coefficient"].values())
+        second = session.step("loss_coefficient")
+        together = max(float(row.max()) for row in session.columns["loss_coefficient"].values())
+    assert (first["webagent/success"], second["webagent/success"]) == (0.25, 0)
+    assert second["webagent/trajectories"] == 4 and second["webagent/replay/rows"] == 2  # of the success: two steps
+    assert second["actor/grad_norm"] > 0
+    assert alone == pytest.approx(1 / 4) and together == pytest.approx(1 / 8)
+
+
 COLOCATE = {"trainer.v1.trainer_mode": "webagent_colocate", "trainer.v1.colocate_async.num_warmup_batches": "2"}
 SEPARATE = {
     "trainer.v1.trainer_mode": "webagent_separate",

@@ -17,6 +17,7 @@ from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from verl_webagent.sessions import Session, is_valid, outcome_of, plain, sessions_of
+from webagent_core.objectives import TrajectoryFacts
 from webagent_core.sampling.replay import is_success
 from webagent_core.sampling.stored import Stored
 
@@ -49,6 +50,7 @@ def put_back(batch: KVBatchMeta, entries: dict[str, Stored | None], earlier: Seq
 
     Args:
         entries: of the batch, see `entries_of`; extended by `earlier`.
+        earlier: successes; a failure has no rows to put back (`facts_of_failure`).
     """
     groups: dict[str, str] = {}
     for key, entry in entries.items():
@@ -71,6 +73,13 @@ def put_back(batch: KVBatchMeta, entries: dict[str, Stored | None], earlier: Seq
         partition_id=batch.partition_id,
         fields=batch.fields,
         extra_info=dict(batch.extra_info),
+    )
+
+
+def facts_of_failure(entry: Stored) -> TrajectoryFacts:
+    """A stored failure in a plan. It has no rows, so nothing of it is in the batch, and it counts as a trajectory."""
+    return TrajectoryFacts(
+        group=entry.task, reward=entry.outcome, valid=True, tokens=[], repeats_next=[], outcome=entry.outcome
     )
 
 

@@ -32,7 +32,7 @@ from verl_webagent.checks import check_config
 from verl_webagent.group_filter import FilteringBuffer, FilteringBufferAsync, GroupsWithSignal
 from verl_webagent.loss import policy_loss, token_means, value_loss
 from verl_webagent.recipe import node_of, recipe_of
-from verl_webagent.replay import FIRST, STORED, entries_of, put_back
+from verl_webagent.replay import FIRST, STORED, entries_of, facts_of_failure, put_back
 from verl_webagent.run_log import RunLog
 from verl_webagent.sessions import (
     Columns,
@@ -67,7 +67,9 @@ class TrajectoryTrainer:
         self.run_log = RunLog(self.node["out"], self.recipe) if self.node["out"] else None
         self.sampling = Sampling(self.recipe)
         self.batches_without_signal = 0
-        self._entries: dict[str, Stored | None] = {}  # the batch's sessions, by key, where a buffer wants them
+        # The batch's sessions, by key, where a buffer wants them; and what joined it without rows.
+        self._entries: dict[str, Stored | None] = {}
+        self._without_rows: list[Stored] = []
         super().__init__(config)
         self.replay_buffer.poll_interval = self.node["poll_seconds"]
 
@@ -123,7 +125,9 @@ class TrajectoryTrainer:
         """Before rows are dealt out to ranks: earlier sessions join them, where the recipe replays."""
         if self.sampling.replay is not None:
             self._entries = entries_of(batch, self._batches_before())
-            batch = put_back(batch, self._entries, self.sampling.join(list(self._entries.values())))
+            joined = self.sampling.join(list(self._entries.values()))
+            self._without_rows = [entry for entry in joined if not entry.data]
+            batch = put_back(batch, self._entries, [entry for entry in joined if entry.data])
         return super()._balance_batch(batch, metrics, *args, **kwargs)
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -145,8 +149,10 @@ class TrajectoryTrainer:
             values=list(data["values"]) if "values" in data.keys() else None,
         )
         sessions = sessions_of(batch.keys, batch.tags)
-        plan = self.objective.plan(facts_of(self.objective, sessions, columns), update=self._batches_before())
-        plan = self.sampling.choose(plan, [self._entries.get(session.key) for session in sessions])
+        facts = facts_of(self.objective, sessions, columns) + [facts_of_failure(entry) for entry in self._without_rows]
+        plan = self.objective.plan(facts, update=self._batches_before())
+        entries = [self._entries.get(session.key) for session in sessions]
+        plan = Plan(self.sampling.choose(plan, entries + self._without_rows).trajectories[: len(sessions)])
         weights = row_weights(plan, sessions, columns.mask)
         self._count(batch, sessions, columns, plan, metrics)
         self.sampling.update += 1
