@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,15 +18,16 @@ from webagent_core.browser.page import WebPage
 from webagent_core.browser.pool import BrowserPool
 from webagent_core.episode.actions import CoordinateSpace
 from webagent_core.episode.browser_rollout import BrowserRollout, settings_of
-from webagent_core.episode.contexts import CONTEXTS, ScreenshotContext, UITars2Context, chat_counter
+from webagent_core.episode.contexts import CONTEXTS, Budget, ScreenshotContext, UITars2Context, chat_counter, goal_of
 from webagent_core.episode.pictures import pictures_of
 from webagent_core.episode.runner import EpisodeLimits, EpisodeRunner, Response
 from webagent_core.episode.sequence import sequences_of
 from webagent_core.episode.trajectory import ExitStatus, Trajectory
 from webagent_core.objectives import load_objective
-from webagent_core.policy.demonstrations import gather
+from webagent_core.policy.demonstrations import gather, retold
 from webagent_core.policy.tiny import BASE
 from webagent_core.recipe import load_recipe
+from webagent_core.tasks.demonstrations import demonstrate
 from webagent_core.tasks.task import Outcome, Task
 
 TOKENIZER = AutoTokenizer.from_pretrained(BASE)
@@ -196,14 +199,44 @@ def test_a_rollout_is_opened_as_its_recipe_says(rollout: BrowserRollout):
 TASKS = [Task("miniwob/click-option", 3), Task("miniwob/login-user", 4), Task("miniwob/click-collapsible", 5)]
 
 
+@pytest.fixture(scope="module")
+def demonstrated(rollout: BrowserRollout) -> list[Trajectory]:
+    return gather(rollout, TASKS, mistakes=0.3, seed=1)
+
+
 @pytest.mark.parametrize("name", EVERY)
-def test_a_demonstrator_plays_under_every_context(rollout: BrowserRollout, name: str):
-    trajectories = gather(as_recipe(rollout, name), TASKS, mistakes=0.0, seed=0)
-    assert all(trajectory.success for trajectory in trajectories)
-    assert max(len(trajectory.steps) for trajectory in trajectories) >= 3
-    for step in (step for trajectory in trajectories for step in trajectory.steps):
+def test_a_demonstrator_played_once_is_retold_as_every_context_shows_it(rollout: BrowserRollout, demonstrated, name):
+    played = played_as_asked(as_recipe(rollout, name))
+    assert [retold(rollout.runner, trajectory).steps for trajectory in demonstrated] == [each.steps for each in played]
+    assert max(len(trajectory.steps) for trajectory in played) >= 3
+    for step in (step for trajectory in played for step in trajectory.steps):
         assert step.cut is None and step.messages[-1]["content"].endswith(step.observation)
         assert len(rendered(step.messages)) < 300
+
+
+def test_retelling_ends_where_the_context_has_no_more_room(rollout: BrowserRollout, demonstrated):
+    runner = as_recipe(rollout, "arpo").runner  # keeps everything
+    whole = max(demonstrated, key=lambda trajectory: len(trajectory.steps))
+    count = chat_counter(TOKENIZER)
+    runner.budget = Budget(count, count(retold(runner, whole).steps[0].messages) + 20)
+    assert len(retold(runner, whole).steps) < len(whole.steps)
+
+
+def played_as_asked(rollout: BrowserRollout) -> list[Trajectory]:
+    """The tasks' demonstrators, asked by the rollout's own context at every step."""
+
+    async def one(task: Task) -> Trajectory:
+        rng, pages = random.Random(f"1/{task.group}"), []
+
+        async def answer(chat: list[dict]) -> Response:
+            return Response(demonstrate(task.name, goal_of(chat), pages[-1].text, 0.3, rng))
+
+        return await rollout.runner.run(task, answer, watch=pages.append)
+
+    async def every() -> list[Trajectory]:
+        return await asyncio.gather(*(one(task) for task in TASKS))
+
+    return rollout.loop.run(every())
 
 
 @pytest.fixture(scope="module")

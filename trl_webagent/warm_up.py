@@ -11,7 +11,8 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from trl_webagent.image_rows import PictureCollator, imitation_rows
 from trl_webagent.lora import lora_config
 from webagent_core.cache import cache_folder
 from webagent_core.command_line import overrides_of, parser
+from webagent_core.episode.actions import Action
 from webagent_core.episode.browser_rollout import BrowserRollout, settings_of
-from webagent_core.policy.demonstrations import gather
+from webagent_core.episode.trajectory import Step, Trajectory
+from webagent_core.policy.demonstrations import gather, retold
 from webagent_core.policy.made_up_pages import MadeUpPages, words_of
 from webagent_core.policy.tiny import start_of
 from webagent_core.policy.tiny_vision import build_vision_policy
@@ -36,6 +39,8 @@ from webagent_core.policy.vision_demonstrations import gather as show_in_picture
 from webagent_core.policy.vision_processing import counter_of, load_processing_class, sees
 from webagent_core.recipe import Recipe, load_recipe
 from webagent_core.tasks.task import Task
+
+_KEPT = ("url", "observation", "messages", "response", "error")  # of a demonstrated step
 
 
 def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
@@ -46,11 +51,11 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
     depends on.
     """
     settings, lora, seed = recipe.policy.warm_up, recipe.policy.lora, recipe.train.seed
-    chats = _demonstrations(recipe, rollout, console)
+    rows = _demonstrations(recipe, rollout, console)
     libraries = [(name, version(name)) for name in ("torch", "transformers", "trl", "tokenizers")]
     key = _hash(
         ["policy"],
-        chats,
+        rows,
         settings.model_dump(),
         lora and lora.model_dump(),
         recipe.policy.model,
@@ -63,7 +68,6 @@ def warm_up(recipe: Recipe, rollout: BrowserRollout, console: Console) -> Path:
     if folder.is_dir():
         console.say(f"warm-up: kept from an earlier run ({folder})")
         return folder
-    rows = [row for chat in chats for row in chat["rows"]]
     learner, special = (_seeing if sees(start_of(recipe)) else _reading)(recipe, rows)
     making = folder.with_name(f"{folder.name}.{os.getpid()}")
     arguments = SFTConfig(
@@ -155,55 +159,79 @@ def _files_of(model: str) -> list[tuple[str, int, int]]:
 
 
 def _demonstrations(recipe: Recipe, rollout: BrowserRollout, console: Console) -> list[dict[str, Any]]:
-    """The demonstrated episodes, as {goal, pages, rows}; rows are prompt and completion of each step."""
+    """Prompt and completion of each demonstrated step.
+
+    Text is played once for all recipes with the same tasks and limits, and retold in the recipe's own context. Who sees
+    is shown pictures of the recipe's own size, and points in its coordinates.
+    """
     settings, seed = recipe.policy.warm_up, recipe.train.seed
-    pages = [version("miniwob"), rollout.pool.browser_version]
-    rules = [recipe.type, recipe.context and recipe.context.model_dump(), recipe.policy.system_prompt]
-    rules += [recipe.policy.coordinates, recipe.browser.viewport]
-    bounds = recipe.rollout.model_dump(include={"max_steps", "max_context_tokens", "max_response_tokens"})
-    key = _hash(
-        ["browser", "episode", "tasks"],
-        rules,
-        bounds,
+    points = rollout.runner.coordinates is not None
+    pages = [version("miniwob"), rollout.pool.browser_version, recipe.browser.viewport, recipe.rollout.max_steps]
+    own = [
+        recipe.type,
+        recipe.context and recipe.context.model_dump(),
+        recipe.policy.system_prompt,
+        recipe.policy.coordinates,
+        recipe.rollout.model_dump(include={"max_context_tokens", "max_response_tokens"}),
         _files_of(start_of(recipe)),  # whose tokens are counted
+    ]
+    key = _hash(
+        ["browser", "episode", "policy", "tasks"],
         recipe.tasks.model_dump(),
         settings.demonstrations,
         settings.mistakes,
         seed,
         pages,
+        own if points else None,
     )
     file = cache_folder() / f"demonstrations-{key}.json"
     if file.is_file():
         console.say(f"demonstrations: kept from an earlier run ({file})")
-        return json.loads(file.read_text())
+        episodes = json.loads(file.read_text())
+    else:
+        episodes = _play(recipe, rollout, console, show_in_pictures if points else gather)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        making = file.with_suffix(f".{os.getpid()}")
+        making.write_text(json.dumps(episodes))
+        making.replace(file)
+    trajectories = [_trajectory(episode) for episode in episodes]
+    if not points:
+        trajectories = [retold(rollout.runner, trajectory) for trajectory in trajectories]
+    return [
+        {"prompt": step.messages, "completion": [{"role": "assistant", "content": step.response}]}
+        for trajectory in trajectories
+        for step in trajectory.steps
+    ]
+
+
+def _play(recipe: Recipe, rollout: BrowserRollout, console: Console, show: Callable) -> list[dict[str, Any]]:
+    """The episodes that no page broke."""
+    settings, seed = recipe.policy.warm_up, recipe.train.seed
     names, rng = recipe.tasks.names, random.Random(f"demonstrations/{seed}")
     tasks = [
         Task(names[i % len(names)], rng.randrange(*recipe.tasks.train_seeds)) for i in range(settings.demonstrations)
     ]
-    points = rollout.runner.coordinates is not None
-    show, rollout.runner.screenshots = (show_in_pictures if points else gather), points
     with console.progress("warm-up: demonstrations", len(tasks)) as bar:
         trajectories = show(rollout, tasks, mistakes=settings.mistakes, seed=seed, progress=lambda _: bar.advance(0))
-    rollout.runner.screenshots = True
     good = [trajectory for trajectory in trajectories if trajectory.valid]
     succeeded = sum(trajectory.success for trajectory in good) / len(good)
     console.say(f"demonstrations: {len(good)} episodes of a demonstrator that succeeds in {succeeded:.0%}")
-    chats = [
-        {
-            "goal": trajectory.goal,
-            "pages": [step.observation for step in trajectory.steps],
-            "rows": [
-                {"prompt": step.messages, "completion": [{"role": "assistant", "content": step.response}]}
-                for step in trajectory.steps
-            ],
-        }
-        for trajectory in good
+    return [_plain(trajectory) for trajectory in good]
+
+
+def _plain(trajectory: Trajectory) -> dict[str, Any]:
+    """What is kept of a demonstrated episode."""
+    steps = [
+        {name: getattr(step, name) for name in _KEPT} | {"action": step.action and asdict(step.action)}
+        for step in trajectory.steps
     ]
-    file.parent.mkdir(parents=True, exist_ok=True)
-    making = file.with_suffix(f".{os.getpid()}")
-    making.write_text(json.dumps(chats))
-    making.replace(file)
-    return chats
+    return {"task": trajectory.task, "seed": trajectory.seed, "goal": trajectory.goal, "steps": steps}
+
+
+def _trajectory(episode: dict[str, Any]) -> Trajectory:
+    task = Task(episode["task"], episode["seed"])
+    steps = [Step(**step | {"action": step["action"] and Action(**step["action"])}) for step in episode["steps"]]
+    return Trajectory(task.name, task.seed, task.group, episode["goal"], steps)
 
 
 def _hash(rooms: Sequence[str], *inputs: Any) -> str:

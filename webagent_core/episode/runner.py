@@ -90,6 +90,19 @@ class EpisodeRunner:
                 await asyncio.sleep(0.2 * 2**attempt)
         return trajectory
 
+    def prompt(self, trajectory: Trajectory, seen: Observation) -> Fit:
+        """What the policy is asked at the page `seen`, after the steps of `trajectory`.
+
+        Raises:
+            ContextOverflow: there is no room for another step.
+        """
+        goal, steps = trajectory.goal, trajectory.steps
+        if not isinstance(self.context, ContextManager):
+            return Fit(self.context.messages(goal, steps, seen.text))
+        if self.budget:
+            return self.budget.fit(self.context, goal, steps, seen.text, seen.screenshot)
+        return Fit(self.context.messages(goal, steps, seen.text, seen.screenshot))
+
     async def _play(
         self, page: WebPage, task: Task, trajectory: Trajectory, generate: Generate, watch: Watch | None
     ) -> None:
@@ -126,7 +139,7 @@ class EpisodeRunner:
         seen = await page.observe(skip=self.task_set.unread, screenshot=self.screenshots)
         if watch:
             watch(seen)
-        messages, cut, shown = self._prompt(trajectory, seen)
+        messages, cut, shown = self.prompt(trajectory, seen)
         response = await generate(messages)
         action = self._parse(response, seen)
         step = Step(
@@ -161,14 +174,6 @@ class EpisodeRunner:
 
     def _most_steps(self, group: str) -> int:
         return self.max_steps_of(group) if self.max_steps_of else self.limits.max_steps
-
-    def _prompt(self, trajectory: Trajectory, seen: Observation) -> Fit:
-        goal, steps = trajectory.goal, trajectory.steps
-        if not isinstance(self.context, ContextManager):
-            return Fit(self.context.messages(goal, steps, seen.text))
-        if self.budget:
-            return self.budget.fit(self.context, goal, steps, seen.text, seen.screenshot)
-        return Fit(self.context.messages(goal, steps, seen.text, seen.screenshot))
 
     def _parse(self, response: Response, seen: Observation) -> Action | FormatError:
         if self.coordinates is None:
