@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 from PIL import Image
 from test_browser import alive, descendants
+from transformers import AutoTokenizer
 
 from trl_webagent.command_line import main
 from webagent_core.browser.chromium import find_chromium
-from webagent_core.policy.tiny import build_policy
+from webagent_core.policy.tiny import BASE, build_policy
 from webagent_core.policy.tokenizer import build_tokenizer
 from webagent_core.recipe import load_recipe
 from webagent_core.report.run_directory import PHASES
@@ -289,6 +290,16 @@ def test_bad_input_is_answered_in_one_line_that_names_field_value_and_what_is_al
     for part in named:
         assert part in refused.value.code
     assert not (tmp_path / "run").exists() and time.process_time() - started < 5
+
+
+def test_a_reference_of_another_shape_is_refused_before_a_browser_starts(tmp_path, monkeypatch):
+    tokenizer = AutoTokenizer.from_pretrained(BASE)
+    build_policy(tokenizer, hidden=64, layers=2).save_pretrained(tmp_path / "wide")
+    tokenizer.save_pretrained(tmp_path / "wide")
+    monkeypatch.setattr("trl_webagent.run.BrowserRollout", None)
+    with pytest.raises(SystemExit, match="^error: policy.reference = .*wide' is not allowed: its parameters must be"):
+        main(RECIPE, ["--set", f"policy.reference={tmp_path / 'wide'}", "--out", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_exists_is_not_overwritten(tmp_path):

@@ -22,6 +22,7 @@ from trl_webagent.critic_config import CriticConfig
 from trl_webagent.critic_trainer import CriticTrainer
 from trl_webagent.lora import lora_config
 from trl_webagent.phase_trainer import PhaseTrainer
+from trl_webagent.reference import check_alike
 from trl_webagent.step_grpo_config import StepGRPOConfig
 from trl_webagent.step_grpo_trainer import StepGRPOTrainer
 from trl_webagent.warm_up import cpu_arguments, warm_up
@@ -79,6 +80,11 @@ class Run:
     """One run of one recipe; `go` does all of it."""
 
     def __init__(self, recipe: Recipe, out: Path, resume: bool, report_to: str = "none") -> None:
+        if recipe.policy.reference:
+            try:
+                check_alike(start_of(recipe), named_model(recipe.policy.reference))
+            except ValueError as error:
+                raise ValueError(f"policy.{error}") from None
         self.recipe = recipe
         self.out = out
         self.resume = resume

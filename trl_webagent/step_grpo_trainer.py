@@ -37,6 +37,7 @@ from trl.trainer.callbacks import SyncRefModelCallback
 from trl.trainer.utils import pad, use_adapter
 
 from trl_webagent.image_rows import ImageInputs, open_pictures
+from trl_webagent.reference import refuse_unlike
 from trl_webagent.sampled_batch import SampledBatch, play_batch
 from trl_webagent.step_grpo_config import StepGRPOConfig
 from webagent_core.episode.pictures import picture_urls
@@ -132,14 +133,7 @@ class StepGRPOTrainer(GRPOTrainer):
         """
         mine = self.accelerator.unwrap_model(self.ref_model)
         other = type(mine).from_pretrained(model, dtype=mine.dtype)
-        shapes, others = ({k: tuple(v.shape) for k, v in each.state_dict().items()} for each in (mine, other))
-        vocabulary, its = (
-            getattr(each, "tokenizer", each).get_vocab()  # of a policy that sees it is the processor's
-            for each in (self.processing_class, load_processing_class(model))
-        )
-        for what, same in (("parameters", shapes == others), ("vocabulary", vocabulary == its)):
-            if not same:
-                raise ValueError(f"reference = {model!r} is not allowed: its {what} must be like the policy's")
+        refuse_unlike(model, mine, other, self.processing_class, load_processing_class(model))
         SyncRefModelCallback.sync_target_model(other.to(mine.device), mine, 1.0)
 
     # ------------------------------------------------------------------------------------------------ generation
