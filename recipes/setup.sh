@@ -132,7 +132,19 @@ install_python_packages() {
     case " $* " in *" webarena "*)
         logged "installing the tasks of WebArena ($WEBARENA)" "${pip[@]}" --no-deps "$WEBARENA" ;;  # see pyproject.toml
     esac
+    case " $* " in *" vision "*) check_torchvision ;; esac
     logged "checking that it imports" "$python" -c 'import torch, transformers, playwright.async_api, webagent_core'
+}
+
+# transformers imports a torchvision that it finds, so one that was built for another torch would break text policies too.
+check_torchvision() {
+    local found
+    "$python" -c 'import torchvision' >>"$log" 2>&1 && return
+    found=$("$python" -c 'from importlib.metadata import version; print(version("torchvision"))')
+    "$python" -m pip uninstall --yes torchvision >>"$log" 2>&1
+    rm -f "$making"  # as in logged
+    die "torchvision $found does not work with torch $(torch_version): they are of two builds, take both from one package index
+(torchvision is removed again, the rest works; why it failed: $log)"
 }
 
 # What an installed environment depends on: this folder, what pyproject.toml says, which packages the folder holds.
