@@ -18,9 +18,10 @@ from verl_harness import RECIPES, composed
 from verl_webagent.agent_loop import TRAJECTORY
 from verl_webagent.checks import NOT_READ, check_pictures, left_to_trl
 from verl_webagent.dataset import TaskDataset
+from verl_webagent.group_filter import FilteringBuffer
 from verl_webagent.recipe import recipe_of
 from verl_webagent.reward_manager import WebAgentRewardManager
-from verl_webagent.sessions import KEPT_IN, SCORED, Columns, facts_of, row_weights, sessions_of
+from verl_webagent.sessions import KEPT_IN, SCORED, Columns, facts_of, order_of, row_weights, sessions_of
 from verl_webagent.stock import check_stock
 from verl_webagent.validation import validate
 from webagent_core.episode.actions import Action
@@ -201,6 +202,19 @@ def test_rows_are_read_as_trajectories_in_the_order_played():
         (0.0, True, [2]),
         (None, False, [2]),
     ]
+
+
+def test_rows_are_put_in_the_order_drawn_and_played():
+    arrived = ["1-b_2_0", "1-a_10_0", "0-c_0_1", "1-a_9_0", "0-c_0_0", "1-a_9_10", "1-a_9_2"]
+    wanted = ["0-c_0_0", "0-c_0_1", "1-a_9_0", "1-a_9_2", "1-a_9_10", "1-a_10_0", "1-b_2_0"]
+    assert [arrived[row] for row in order_of(arrived)] == wanted
+
+
+def test_of_more_groups_than_a_batch_takes_the_first_drawn_are_taken():
+    buffer = FilteringBuffer.__new__(FilteringBuffer)
+    drawn = [f"{number:06d}-x" for number in range(40)]
+    buffer.prompt_global_steps, buffer.partitions = {"train": dict.fromkeys(drawn, 1)}, {"train": {}}
+    assert buffer._select_prompt_uids("train", set(drawn), 3)[0] == drawn[:3]
 
 
 def test_padding_and_invalid_rows_weigh_nothing():

@@ -81,6 +81,10 @@ class GroupsWithSignal:
             raise NoSignal(no_signal_message(self.group_filter.patience, self.without_signal))
         return verdicts
 
+    def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:
+        """Of more groups than a batch takes those that were drawn first, not whichever a set names first."""
+        return super()._select_prompt_uids(partition_id, sorted(sampleable_keys), batch_size)
+
     def take_dropped(self) -> list[tuple[Drop, list[dict[str, Any]]]]:
         """What left since the last call: why, and the facts of each session, `outcome` None where it was not valid."""
         dropped, self.dropped = self.dropped, []

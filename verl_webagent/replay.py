@@ -58,7 +58,7 @@ def put_back(batch: KVBatchMeta, entries: dict[str, Stored | None], earlier: Seq
             groups.setdefault(entry.task, key.rsplit("_", 1)[0])
     keys, rows, tags = [], [], []
     for number, entry in enumerate(earlier, start=FIRST):
-        group = groups.setdefault(entry.task, uuid.uuid4().hex)
+        group = groups.setdefault(entry.task, f"stored-{number}-{uuid.uuid4().hex}")  # sorts as they joined
         entries[f"{group}_{number}"] = entry
         for turn, (row, tag) in enumerate(zip(entry.data["rows"], entry.data["tags"], strict=True)):
             keys.append(f"{group}_{number}_{turn}")

@@ -33,6 +33,16 @@ class Session:
         return f"{self.uid}_{self.number}"
 
 
+def order_of(keys: Sequence[str]) -> list[int]:
+    """The rows by (uid, number, turn)."""
+
+    def place(row: int) -> tuple[str, int, int]:
+        uid, number, turn = keys[row].rsplit("_", 2)
+        return uid, int(number), int(turn)
+
+    return sorted(range(len(keys)), key=place)
+
+
 def sessions_of(keys: Sequence[str], tags: Sequence[dict]) -> list[Session]:
     """The sessions of a batch, ordered by (uid, number): the order in which rows arrive says nothing."""
     found: dict[tuple[str, int], list[tuple[int, int]]] = {}

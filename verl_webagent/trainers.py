@@ -27,6 +27,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, register_trainer
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
+from verl.utils.tensordict_utils import assign_non_tensor_stack
 
 from verl_webagent.checks import check_config
 from verl_webagent.group_filter import FilteringBuffer, FilteringBufferAsync, GroupsWithSignal
@@ -39,6 +40,7 @@ from verl_webagent.sessions import (
     Session,
     facts_of,
     is_valid,
+    order_of,
     outcome_of,
     plain,
     row_weights,
@@ -70,6 +72,7 @@ class TrajectoryTrainer:
         # The batch's sessions, by key, where a buffer wants them; and what joined it without rows.
         self._entries: dict[str, Stored | None] = {}
         self._without_rows: list[Stored] = []
+        self._drawn = 0  # prompts, by this process
         super().__init__(config)
         self.replay_buffer.poll_interval = self.node["poll_seconds"]
 
@@ -97,6 +100,14 @@ class TrajectoryTrainer:
         if self.use_critic:
             self.critic_wg.set_loss_fn(partial(value_loss, self.objective))
 
+    def _fetch_one_gen_batch(self) -> TensorDict:
+        """verl's prompts, their names made to sort as they were drawn: a name that is chance alone orders nothing."""
+        batch = super()._fetch_one_gen_batch()
+        first, self._drawn = self._drawn, self._drawn + len(batch)
+        names = [f"{self.global_steps:06d}-{number:08d}-{uid}" for number, uid in enumerate(batch["uid"], start=first)]
+        assign_non_tensor_stack(batch, "uid", names)
+        return batch
+
     def fit(self, agent_loop_manager: Any) -> None:
         if self.global_steps >= self.total_training_steps > 0:
             logger.warning(
@@ -122,7 +133,11 @@ class TrajectoryTrainer:
         return dp_size * math.lcm(*(size or 1 for size in sizes))
 
     def _balance_batch(self, batch: KVBatchMeta, metrics: dict, *args: Any, **kwargs: Any) -> KVBatchMeta:
-        """Before rows are dealt out to ranks: earlier sessions join them, where the recipe replays."""
+        """Rows in the order drawn and played, not in that of their arrival: sums and draws come out alike in every run.
+
+        Then, before they are dealt out to ranks, earlier sessions join them, where the recipe replays.
+        """
+        batch.reorder(order_of(batch.keys))
         if self.sampling.replay is not None:
             self._entries = entries_of(batch, self._batches_before())
             joined = self.sampling.join(list(self._entries.values()))
