@@ -29,8 +29,8 @@ from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.utils.tensordict_utils import assign_non_tensor_stack
 
+from verl_webagent import group_filter  # whole: whoever imports that one first gets here in the middle of it
 from verl_webagent.checks import check_config
-from verl_webagent.group_filter import FilteringBuffer, FilteringBufferAsync, GroupsWithSignal
 from verl_webagent.loss import policy_loss, token_means, value_loss
 from verl_webagent.recipe import node_of, recipe_of
 from verl_webagent.replay import FIRST, STORED, entries_of, facts_of_failure, put_back
@@ -90,9 +90,9 @@ class TrajectoryTrainer:
             "refill_fn": self._add_prompts_to_generate,
         }
         if self.trainer_mode != "sync":
-            return FilteringBufferAsync(self.sampling.groups, **arguments)
+            return group_filter.FilteringBufferAsync(self.sampling.groups, **arguments)
         of_batch = {"train_batch_size": self.config.data.train_batch_size, "gen_batch_size": 1}
-        return FilteringBuffer(self.sampling.groups, **arguments, **of_batch)
+        return group_filter.FilteringBuffer(self.sampling.groups, **arguments, **of_batch)
 
     def on_init_end(self) -> None:
         super().on_init_end()
@@ -204,7 +204,7 @@ class TrajectoryTrainer:
             metrics["webagent/replay/rows"] = float(sum(row.coefficient != 0 for each in joined for row in each.rows))
             plan = Plan([each for each, is_stored in zip(plan.trajectories, stored, strict=True) if not is_stored])
             sessions = [session for session, is_stored in zip(sessions, stored, strict=True) if not is_stored]
-        filtering = isinstance(self.replay_buffer, GroupsWithSignal)
+        filtering = isinstance(self.replay_buffer, group_filter.GroupsWithSignal)
         left_out = self.replay_buffer.take_dropped() if filtering else []
         others = [facts for _, members in left_out for facts in members]
         last = [columns.extra[session.rows[-1]] for session in sessions]
